@@ -57,10 +57,11 @@ check: setup docs     ## format, lint, types, layers, tidiness, promises, the si
 docs: setup           ## the documentation as a searchable site in ./site; fails on a link that leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file tools/docs_site/mkdocs.yml
 
-fix: setup            ## format, fix what can be fixed, and make docs/promises.md
+fix: setup            ## format, fix what can be fixed, and make docs/promises.md and the tables of settings
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python -m tools.promises
+	@$(BIN)/python -m tools.settings_page
 
 bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 	@$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
@@ -68,7 +69,7 @@ bench: setup etcd peers  ## every benchmark, and docs/benchmarks.md
 chaos: setup etcd     ## the long form of the crash tests
 	@SULINA_CRASH_IMAGES=100000 SULINA_KILLS=200 SULINA_NODE_KILLS=100 $(BIN)/pytest -n 2 --timeout 3600 \
 	  tests/crash tests/blackbox/test_kills.py
-	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 \
+	@SULINA_TEST_OBJECTS=s3 SULINA_MOVES=50 SULINA_FAILOVERS=20 SULINA_RACES=20 SULINA_FAULTS=200 SULINA_RATE=300 \
 	  $(BIN)/pytest -n 2 --timeout 3600 -s tests/cluster
 	@for seed in 1 2 3 4 5 6; do SULINA_TRUST_FAULTS=50 SULINA_SEED=$$seed \
 	  $(BIN)/pytest -n 0 --timeout 3600 -s tests/cluster/test_trust.py || exit 1; done

@@ -24,7 +24,7 @@ from benchmarks.page import Run, read_runs, write_page
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 DOCS = os.path.join(ROOT, "docs")
-NOT_BENCHMARKS = {"chart.py", "claims.py", "measure.py", "page.py", "run.py"}
+NOT_BENCHMARKS = {"chart.py", "claims.py", "compare.py", "measure.py", "page.py", "run.py"}
 
 
 def run() -> int:

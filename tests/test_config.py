@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from sulina.config import EtcdAddress, Limits, Settings, environment_name, is_loopback, load
+from sulina.broker.options import BrokerLimits, ClusterOptions, StorageOptions
+from sulina.config import DECLARED, EtcdAddress, Settings, environment_name, is_loopback, load
+from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import InvalidSettings
 from sulina.listeners.http_limits import HttpLimits
 
@@ -21,15 +23,15 @@ def loaded(flags: dict[str, Any] | None = None, environment: dict[str, str] | No
 
 
 def test_defaults_are_a_node_on_loopback() -> None:
-    assert loaded() == Settings(
-        data="./sulina-data", http_host="127.0.0.1", http_port=8080, broker_id="local", limits=Limits()
-    )
+    assert loaded() == Settings(data="./sulina-data", http="127.0.0.1:8080", broker_id="local", limits=BrokerLimits())
+    assert (loaded().http_host, loaded().http_port) == ("127.0.0.1", 8080)
 
 
-def test_limits_of_http_are_those_of_its_listener_unless_told() -> None:
-    ours, theirs = Limits(), HttpLimits()
-    for name in ("connections_max", "body_bytes_max", "head_timeout_seconds", "body_timeout_seconds"):
-        assert getattr(ours, name) == getattr(theirs, name)
+def test_parts_have_their_own_defaults_unless_told() -> None:
+    assert loaded().http_limits == HttpLimits()
+    assert loaded().storage == StorageOptions()
+    assert loaded().pubsub == PubSubConfig()
+    assert loaded().cluster == ClusterOptions()
 
 
 def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file() -> None:
@@ -39,7 +41,7 @@ def test_a_flag_counts_more_than_the_environment_and_that_more_than_the_file() -
     environment = {"SULINA_DATA": "environment", "SULINA_BROKER_ID": "environment"}
     settings = loaded({"data": "flag", "http": None}, environment)
     assert (settings.data, settings.broker_id, settings.http_port) == ("flag", "environment", 1)
-    assert settings.limits == Limits(topics_max=7)
+    assert settings.limits == BrokerLimits(topics_max=7)
 
 
 def test_every_setting_can_be_given_by_every_source() -> None:
@@ -48,14 +50,24 @@ def test_every_setting_can_be_given_by_every_source() -> None:
         "log_level": "error", "otlp_endpoint": "http://127.0.0.1:4318", "metadata": "etcds://a:1,b/keys",
         "metadata_ca": "pem", "metadata_cert": "pem", "metadata_key": "pem", "metadata_user": "u",
         "metadata_password": "secret", "objects": "s3://bucket/prefix", "objects_endpoint": "http://127.0.0.1:9000",
-        "lease_seconds": 3.5, "rebalance_seconds": 60.0, "advertise": "http://b1.example:8080",
-        "peer_host": "::1", "peer_port": 9090, "peer_advertise": "[::1]:9090",
-        "subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0, "compress_checkpoints": True,
+        "advertise": "http://b1.example:8080", "peer_host": "::1", "peer_port": 9090, "peer_advertise": "[::1]:9090",
     }  # fmt: skip
+    storage: dict[str, Any] = {"compress_checkpoints": True, "retention_interval_seconds": 7.5}
+    pubsub = {"subscriber_timeout_seconds": 2.5, "suspended_ttl_seconds": 30.0, "metrics_event_seconds": 1.5}
+    cluster = {"lease_seconds": 3.5, "rebalance_seconds": 60.0, "metadata_history_seconds": 90.0}
+    names = [declared.field for declared in DECLARED.values() if declared.part in ("limits", "http_limits")]
+    limits: dict[str, Any] = {name: number for number, name in enumerate(names, start=1)}
     Path("pem").write_text("a certificate")
-    limits = {f"{name}": number for number, name in enumerate(Limits.__dataclass_fields__, start=1)}
-    direct = {name: value for name, value in given.items() if name != "http"}
-    expected = Settings(http_host="::1", http_port=9, limits=Limits(**limits), **direct)  # type: ignore[arg-type]
+    expected = Settings(
+        **given,  # type: ignore[arg-type]
+        storage=StorageOptions(**storage),
+        pubsub=PubSubConfig(**pubsub),  # type: ignore[arg-type]
+        cluster=ClusterOptions(**cluster),  # type: ignore[arg-type]
+        http_limits=HttpLimits(**{name: limits[name] for name in HttpLimits.__dataclass_fields__ if name in limits}),
+        limits=BrokerLimits(**{name: limits[name] for name in BrokerLimits.__dataclass_fields__ if name in limits}),
+    )
+    given |= storage | pubsub | cluster
+    assert {*given, *(f"limits.{name}" for name in limits)} == set(DECLARED)
     in_environment = {environment_name(name): str(value).lower() for name, value in given.items()}
     in_environment |= {environment_name(f"limits.{name}"): str(value) for name, value in limits.items()}
     assert loaded({}, in_environment) == expected

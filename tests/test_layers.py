@@ -17,7 +17,7 @@ LAYERS: list[list[str]] = [
     ["storage", "metadata"],
     ["ports", "wire", "clock", "byte_budget", "failpoints", "waiting"],
     ["core"],
-    ["addresses"],
+    ["addresses", "json_values", "setting"],
     ["types", "errors"],
 ]
 # Two parts of one line that belong together.

@@ -129,6 +129,8 @@ and its Python workers run as processes of their own, with a real etcd where the
 records what they enter. A function counts once, if every repetition of the way enters it and an idle phase does not.
 Constructors, properties, lambdas and compiled code do not count. A *crossing* is a hop that is entered from another
 module: what a reader has to look for elsewhere. *Modules* are the files that the hops are in.
+
+What was removed or merged, and why other parts stay: [house-changes.md](house-changes.md).
 """
 
 

@@ -91,12 +91,16 @@ class ByteReservation:
         self.size_bytes = size_bytes
         return True
 
+    def release(self) -> None:
+        """Release all of them."""
+        self.budget.release(self.size_bytes)
+        self.size_bytes = 0
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.budget.release(self.size_bytes)
-        self.size_bytes = 0
+        self.release()
 
 
 class FillLevel:

@@ -4,14 +4,9 @@ import time
 
 
 class SystemClock:
-    """Wall time and monotonic time of the system."""
+    """Wall time in seconds since 1970, UTC, and monotonic time in seconds that never go back: the system's own."""
 
     __slots__ = ()
 
-    def now(self) -> float:
-        """Return seconds since 1970, UTC."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return seconds that never go back."""
-        return time.monotonic()
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)

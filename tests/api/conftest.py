@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 async def start_node(place: str, folder: Path) -> Node:
-    settings = Settings(data=str(folder / "data"), http_port=0)
+    settings = Settings(data=str(folder / "data"), http="127.0.0.1:0")
     return await Node.start(settings, listen=False, volatile=place == "memory")
 
 

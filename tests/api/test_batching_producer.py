@@ -47,7 +47,7 @@ async def test_p5_a_fault_of_the_system_is_raised_for_each_message(client: Clien
     assert producer.report().failed == 1
 
 
-async def test_p2_nobody_listens_to_a_topic_that_keeps_nothing(client: Client, topic: str) -> None:
+async def test_p2_nobody_listens_to_a_best_effort_topic(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, delivery="non_reliable")
     async with client.producer(topic) as producer:
         assert (await producer.produce(b"unheard")).reason == RejectReason.NO_SUBSCRIBERS

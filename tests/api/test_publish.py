@@ -181,7 +181,7 @@ async def test_nobody_to_hear_it_is_rejected_by_topics_that_keep_nothing_p2(clie
     assert (await client.publish(reliable, b"later")).is_accepted
 
 
-async def test_a_topic_that_keeps_nothing_passes_on_to_whoever_is_there_p3(client: Client, topic: str) -> None:
+async def test_a_best_effort_topic_delivers_to_the_consumers_that_are_attached_p3(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, delivery="non_reliable")
     async with client.consumer(topic, "a") as first, client.consumer(topic, "b", mode="shared") as second:
         ack = await client.publish_batch(topic, [b"1", b"2"])
@@ -214,7 +214,7 @@ async def test_system_faults_raise_p2(client: Client, topic: str) -> None:
         await client.publish(topic, b"", partition=1)
 
 
-async def test_a_topic_made_anew_is_routed_anew(client: Client, topic: str) -> None:
+async def test_a_topic_that_is_created_again_is_routed_again(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, partitions=4)
     acks = [await client.publish(topic, b"", key=f"{n}") for n in range(20)]
     assert {ack.partition for ack in acks} == {0, 1, 2, 3}

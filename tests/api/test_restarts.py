@@ -96,7 +96,7 @@ async def test_a_client_lives_through_the_deaths_of_its_node_l13_p1(node: NodePr
 
 
 async def test_a_node_stops_at_once_although_readers_wait() -> None:
-    node = await Node.start(Settings(http_port=0), volatile=True)
+    node = await Node.start(Settings(http="127.0.0.1:0"), volatile=True)
     try:
         async with Client(WebSocketConnector(node.url), url=node.url) as client:
             await client.admin.create_topic(TOPIC)

@@ -193,7 +193,7 @@ async def test_a_nack_delivers_again_with_the_next_attempt_p12(client: Client, t
         assert (await client.admin.subscription(topic, "s")).lag == 0
 
 
-async def test_a_nack_with_a_delay_waits_so_long_p12(client: Client, topic: str) -> None:
+async def test_a_nack_with_a_delay_waits_that_long_p12(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, policy=SOON)
     await client.publish(topic, "0")
     async with client.consumer(topic, "s", start="earliest") as messages:
@@ -334,7 +334,9 @@ async def test_what_cannot_be_subscribed_to_is_said(client: Client, topic: str) 
         await client.consumer(topic, "../s").open()
 
 
-async def test_what_others_make_anew_is_known_at_once(client: Client, open_client: OpenClient, topic: str) -> None:
+async def test_a_topic_that_others_create_again_is_known_at_once(
+    client: Client, open_client: OpenClient, topic: str
+) -> None:
     other = await open_client()
     await other.admin.create_topic(topic, delivery="non_reliable")
     assert not (await client.publish(topic, "nobody hears it")).is_accepted

@@ -300,7 +300,7 @@ async def consume(session: ClientConnection, count: int) -> list[int]:
 # Connections
 
 
-async def test_half_open_connections_are_let_go(tmp_path: Path) -> None:
+async def test_half_open_connections_are_closed(tmp_path: Path) -> None:
     """By a node of its own, with limits that nobody has to wait for; another client is served meanwhile."""
     with serving(tmp_path / "data", environment=HURRIED, is_forked=False) as node, witness(node):
 

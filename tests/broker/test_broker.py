@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sulina.broker.broker import Broker
-from sulina.broker.options import BrokerOptions
+from sulina.broker.options import BrokerLimits, BrokerOptions
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import StoredRecord, decode, encode
@@ -229,7 +229,7 @@ async def test_reads_at_a_version_and_waits_for_one_l14(tmp_path: Path) -> None:
             await broker.fetch(ORDERS, 0, 9)
 
 
-async def test_a_deleted_topic_is_gone_and_its_name_starts_anew(tmp_path: Path) -> None:
+async def test_a_deleted_topic_is_gone_and_its_name_starts_again(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(partitions=2))
         await broker.put_subscription(ORDERS, "s", SubscriptionSettings())
@@ -289,7 +289,8 @@ async def test_topics_are_listed_page_by_page(tmp_path: Path) -> None:
 
 
 async def test_limits_are_named_when_they_are_reached(tmp_path: Path) -> None:
-    async with a_broker(tmp_path, topics_max=1, partitions_max=2, subscriptions_max=1, namespaces_max=1) as broker:
+    limits = BrokerLimits(topics_max=1, partitions_max=2, subscriptions_max=1, namespaces_max=1)
+    async with a_broker(tmp_path, limits=limits) as broker:
         with pytest.raises(LimitReached, match="2 partitions"):
             await broker.put_topic(ORDERS, TopicSettings(partitions=3))
         await broker.put_topic(ORDERS, TopicSettings())
@@ -303,7 +304,7 @@ async def test_limits_are_named_when_they_are_reached(tmp_path: Path) -> None:
 
 
 async def test_too_much_that_waits_is_refused_p2(tmp_path: Path) -> None:
-    async with a_broker(tmp_path, waiting_bytes_max=1000) as broker:
+    async with a_broker(tmp_path, limits=BrokerLimits(waiting_bytes_max=1000)) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         tries = [broker.publish_records(ORDERS, [StoredRecord(value=b"x" * 400)]) for _ in range(10)]
         answers = await asyncio.gather(*tries, return_exceptions=True)
@@ -372,7 +373,7 @@ async def test_the_oldest_version_that_is_kept_can_be_read_from_p12(tmp_path: Pa
         assert await broker.locate(ORDERS, 0, Position.parse(f"version:{oldest}")) == 2
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_read(tmp_path: Path) -> None:
+async def test_a_best_effort_topic_has_nothing_to_read(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(NotReliable):

@@ -47,7 +47,7 @@ async def test_f2_a_topic_that_nobody_told_the_leader_of_is_found_by_the_next_lo
 
 
 @in_virtual_time
-async def test_f2_a_partition_whose_entry_vanished_is_found_and_does_not_begin_anew() -> None:
+async def test_f2_a_partition_whose_entry_vanished_is_found_and_does_not_start_at_0_again() -> None:
     """What only a dead broker has is not forgotten with the entry that said so."""
     async with World() as world:
         a, b = await world.join_all("a", "b")
@@ -168,7 +168,7 @@ async def test_what_is_archived_sealed_or_not_reliable_waits_for_nobody() -> Non
 
 @in_virtual_time
 @pytest.mark.parametrize("state", [b"{", b'{"state": "sealed", "epoch": -1}'], ids=["torn", "of another epoch"])
-async def test_u7_a_sealed_state_that_proves_nothing_lets_nobody_begin_anew(state: bytes) -> None:
+async def test_u7_a_sealed_state_that_proves_nothing_starts_no_new_log(state: bytes) -> None:
     async with World() as world:
         a, b = await world.join_all("a", "b")
         names = await world.create("orders", 2)
@@ -212,7 +212,7 @@ async def test_f7_where_a_move_is_wanted_to_it_goes() -> None:
 
 
 @in_virtual_time
-async def test_f7_what_is_unloaded_goes_to_another_if_there_is_one() -> None:
+async def test_f7_what_is_moved_goes_to_another_broker_if_there_is_one() -> None:
     """Seed 000, integration 3: unassigned, then reassigned to a different broker."""
     async with World() as world:
         (a,) = await world.join_all("a")
@@ -404,7 +404,7 @@ async def test_r10_what_a_deleted_topic_has_left_is_not_taken_for_the_id_of_the_
 
 
 @in_virtual_time
-async def test_nothing_of_a_topic_that_is_forgotten_reaches_one_made_anew() -> None:
+async def test_nothing_of_a_deleted_topic_reaches_one_created_again() -> None:
     """Also when what was there waits for a broker that never returns."""
     async with World() as world:
         a, b = await world.join_all("a", "b")

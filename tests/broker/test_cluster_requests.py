@@ -77,7 +77,7 @@ async def test_who_takes_no_partitions_is_no_target() -> None:
 
 
 @in_virtual_time
-async def test_what_nobody_has_cannot_be_unloaded_and_what_nobody_waits_for_not_forced() -> None:
+async def test_what_nobody_has_cannot_be_moved_and_what_nobody_waits_for_not_forced() -> None:
     async with World() as world:
         a, b, name = await one_served(world)
         with pytest.raises(InvalidSettings, match="is not recovering, so there is nothing to force"):
@@ -104,7 +104,7 @@ async def test_a_wish_that_is_refused_is_gone() -> None:
 
 
 @in_virtual_time
-async def test_u2_how_far_an_unload_has_come_outlives_its_owners_process() -> None:
+async def test_u2_how_far_a_move_has_come_outlives_its_owners_process() -> None:
     async with World() as world:
         a, b, name = await one_served(world)
         await b.cluster.request_unload(name, force=True, to="b", requested_by="x")
@@ -164,7 +164,7 @@ async def test_u14_an_owner_that_has_lost_its_partition_can_write_nothing_about_
 
 
 @in_virtual_time
-async def test_an_unload_that_is_gone_cannot_advance() -> None:
+async def test_a_move_that_is_gone_cannot_advance() -> None:
     async with World() as world:
         a, b, name = await one_served(world)
         await b.cluster.request_unload(name, force=True, to=None, requested_by="x")
@@ -227,7 +227,7 @@ async def test_u4_what_is_on_its_disk_alone_returns_to_a_broker_that_stopped_wit
 
 
 @in_virtual_time
-async def test_u14_an_unload_during_a_failover_ends_with_one_owner() -> None:
+async def test_u14_a_move_during_a_failover_ends_with_one_owner() -> None:
     async with World() as world:
         a, b, name = await one_served(world)
         await world.join("c")

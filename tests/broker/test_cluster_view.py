@@ -160,8 +160,8 @@ async def test_f2_changes_that_were_missed_are_made_up_for() -> None:
         seen.line.heal()
         assert await seen.view.wait_for(lambda view: "c" in view.registrations, 60)
         assert touched == [({P0}, {"a", "c"})]
-        assert seen.view.owner(P0) is not None
-        assert seen.view.owner(P0).broker_id == "b"  # type: ignore[union-attr]
+        assert seen.view.assignments.get(P0) is not None
+        assert seen.view.assignments.get(P0).broker_id == "b"  # type: ignore[union-attr]
         assert seen.view.assigned_to == {"b": {P0}}
         await seen.write(deletes=[keys.register("c")])
         assert not seen.view.registrations
@@ -194,7 +194,7 @@ async def test_what_cannot_be_read_counts_as_absent_and_hurts_nothing_else() -> 
 
 
 @in_virtual_time
-async def test_whoever_waits_is_woken_by_what_holds_only_for_a_moment() -> None:
+async def test_those_who_wait_are_woken_by_what_holds_only_for_a_moment() -> None:
     async with Seen() as seen:
         waiting = asyncio.create_task(seen.view.wait_for(lambda view: "a" in view.registrations, 60))
         await asyncio.sleep(0)
@@ -205,7 +205,7 @@ async def test_whoever_waits_is_woken_by_what_holds_only_for_a_moment() -> None:
 
 
 @in_virtual_time
-async def test_whoever_waits_in_vain_is_told_so_and_nobody_waits_without_end() -> None:
+async def test_those_who_wait_in_vain_are_told_so_and_nobody_waits_without_end() -> None:
     async with Seen() as seen:
         assert not await seen.view.wait_for(lambda view: "a" in view.registrations, 1.5)
         assert seen.clock.monotonic() == pytest.approx(1.5, abs=0.1)

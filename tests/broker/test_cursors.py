@@ -46,7 +46,7 @@ async def written(store: Store, key: str) -> None:
         return
 
 
-async def test_whoever_waits_is_answered_when_it_is_durable() -> None:
+async def test_those_who_wait_are_answered_when_it_is_durable() -> None:
     store = Store()
     writer = CursorWriter(store, delay_seconds=1000)
     writer.start()
@@ -86,7 +86,7 @@ async def test_what_nobody_waits_for_is_written_later_as_it_is_then_and_at_the_e
     await writer.stop()
 
 
-async def test_a_store_that_fails_is_told_to_whoever_waits_and_tried_again() -> None:
+async def test_a_store_that_fails_is_told_to_those_who_wait_and_tried_again() -> None:
     store = Store()
     writer = CursorWriter(store, delay_seconds=0.01)
     writer.start()

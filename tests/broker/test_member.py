@@ -58,7 +58,7 @@ async def test_a_topic_made_at_one_broker_is_known_at_all_and_served_by_one(tmp_
             assert placement.brokers == ["http://a", "http://b", "http://c"]
 
 
-async def test_whoever_does_not_own_a_partition_says_who_does_u1(tmp_path: Path) -> None:
+async def test_a_broker_that_does_not_own_a_partition_says_who_does_u1(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         await world.running["a"].put_topic(ORDERS, ARCHIVED)
         owner = (await world.owner(ORDERS)).options.broker_id
@@ -143,7 +143,7 @@ async def test_a_move_asked_for_before_there_is_an_owner_is_made_u2(
         await world.moved(ORDERS, str(asked[0].to_broker))
 
 
-async def test_an_unload_of_what_nobody_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_move_of_what_nobody_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def assign_never(_: LoadManager) -> None:
         return
 
@@ -192,7 +192,7 @@ async def test_a_damaged_seal_changes_nothing_and_one_that_promises_more_keeps_t
             await back.publish_records(ORDERS, [StoredRecord(value=b"3")])
 
 
-async def test_an_unload_waits_for_no_consumer_unless_forced_u3(tmp_path: Path) -> None:
+async def test_a_move_with_consumers_is_refused_unless_forced_u3(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         await world.running["a"].put_topic(ORDERS, TopicSettings())
         owner = await world.owner(ORDERS)
@@ -251,7 +251,7 @@ async def test_a_cursor_of_an_old_owner_does_not_overrule_the_new_ones(tmp_path:
         assert (await served.subscription(ORDERS, "s")).cursors[0].offset == 7
 
 
-async def test_a_subscription_made_anew_starts_anew_also_where_an_old_cursor_was_left(tmp_path: Path) -> None:
+async def test_a_subscription_created_again_starts_again_also_where_an_old_cursor_was_left(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         await world.running["a"].put_topic(ORDERS, TopicSettings(partitions=4))
         for partition in range(4):
@@ -309,7 +309,7 @@ async def test_racing_brokers_agree_on_what_exists(tmp_path: Path) -> None:
         await until(lambda: not any(ORDERS in broker.registry.topics for broker in everybody))
 
 
-async def test_a_deleted_topic_leaves_nothing_and_its_name_begins_anew(tmp_path: Path) -> None:
+async def test_a_deleted_topic_leaves_nothing_and_its_name_starts_again(tmp_path: Path) -> None:
     async with brokers(tmp_path, "a", "b") as world:
         a, b = world.running["a"], world.running["b"]
         await a.put_namespace("shop", Policy())

@@ -146,7 +146,7 @@ async def test_a_partition_that_stays_after_all_is_no_longer_said_to_be_sealed_u
         assert await world.values(ORDERS) == [b"0", b"1"]
 
 
-async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_more_u14(
+async def test_a_former_owner_that_has_not_heard_of_the_new_one_takes_nothing_more_u14(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -161,7 +161,9 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
             return bool(no_answer())
 
         monkeypatch.setattr(cluster_of(owner), "unassign", lost_answer)
-        monkeypatch.setattr(member_of(owner).owner, "lost", lambda _: None)  # its watch is late
+        changed = member_of(owner).owner.changed
+        late = lambda partition, assigned: changed(partition, assigned) if assigned is not None else None  # noqa: E731
+        monkeypatch.setattr(member_of(owner).owner, "changed", late)  # its watch is late
         await owner.unload(ORDERS, to=target)
         await world.moved(ORDERS, target)
         for _ in range(20):
@@ -169,11 +171,11 @@ async def test_whoever_gave_a_partition_away_without_hearing_it_takes_nothing_mo
                 await owner.publish_records(ORDERS, [StoredRecord(value=b"lost")])
             await asyncio.sleep(0.01)
         monkeypatch.undo()
-        member_of(owner).owner.lost(FIRST)
+        member_of(owner).owner.changed(FIRST, None)
         assert await world.values(ORDERS) == [b"0"]
 
 
-async def test_an_unload_of_a_topic_that_is_being_deleted_holds_up_nobody(
+async def test_a_move_of_a_topic_that_is_being_deleted_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -213,7 +215,7 @@ async def test_a_wish_that_is_gone_is_not_carried_out(tmp_path: Path, monkeypatc
         assert await world.publish(ORDERS, b"1") == 1
 
 
-async def test_whoever_finishes_a_delete_late_does_not_delete_the_topic_made_anew(
+async def test_a_delete_that_is_finished_late_does_not_delete_the_topic_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -239,7 +241,7 @@ async def test_whoever_finishes_a_delete_late_does_not_delete_the_topic_made_ane
             assert await world.values(ORDERS, number) == [b"new"]
 
 
-async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_the_old_one(
+async def test_a_broker_that_has_not_heard_that_a_topic_was_created_again_takes_nothing_for_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:
@@ -261,7 +263,7 @@ async def test_who_has_not_heard_that_a_topic_was_made_anew_takes_nothing_for_th
         assert await world.values(ORDERS, number) == [b"new"]
 
 
-async def test_a_subscription_made_anew_starts_anew_also_if_its_delete_was_not_finished(
+async def test_a_subscription_created_again_starts_again_also_if_its_delete_was_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with brokers(tmp_path, "a", "b") as world:

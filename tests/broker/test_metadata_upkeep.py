@@ -9,20 +9,25 @@ from sulina.ports import Compare, Lease, Put, StoreSpace, TxnResult
 from tests.support.control_plane import TTL_SECONDS, LoopClock, Member, WatchedStore, World, in_virtual_time
 
 HISTORY_SECONDS = 60.0
-OPTIONS = ClusterOptions(lease_seconds=TTL_SECONDS, history_seconds=HISTORY_SECONDS)
+OPTIONS = ClusterOptions(lease_seconds=TTL_SECONDS, metadata_history_seconds=HISTORY_SECONDS)
 
 
 class SmallStore(WatchedStore):
-    """A store with a quota on its history: past it, it takes no writes until that is compacted."""
+    """A store with a quota on its history: past it, it refuses writes until that is compacted."""
 
-    def __init__(self, quota_changes: int) -> None:
+    def __init__(self, quota_revisions: int) -> None:
         super().__init__(LoopClock(), history_changes_max=1_000_000)
-        self.quota_changes = quota_changes
+        self.quota_revisions = quota_revisions
         self.is_full = False
         self.compactions: list[tuple[float, int]] = []
+        self._compacted = 0
+
+    @property
+    def history_revisions(self) -> int:
+        return self._revision - self._compacted
 
     def check_room(self) -> None:
-        self.is_full = self.is_full or self._history._changes >= self.quota_changes
+        self.is_full = self.is_full or self.history_revisions >= self.quota_revisions
         if self.is_full:
             raise MetadataFull(path="small:")
 
@@ -40,14 +45,15 @@ class SmallStore(WatchedStore):
     async def compact(self, revision: int) -> None:
         self.compactions.append((asyncio.get_running_loop().time(), revision))
         await super().compact(revision)
-        self.is_full = self.is_full and self._history._changes >= self.quota_changes
+        self._compacted = max(self._compacted, revision)
+        self.is_full = self.is_full and self.history_revisions >= self.quota_revisions
 
     async def space(self) -> StoreSpace:
         return StoreSpace(revision=self._revision, is_full=self.is_full)
 
 
-def small_world(quota_changes: int = 1_000_000) -> tuple[World, SmallStore]:
-    store = SmallStore(quota_changes)
+def small_world(quota_revisions: int = 1_000_000) -> tuple[World, SmallStore]:
+    store = SmallStore(quota_revisions)
     world = World(OPTIONS)
     world.store = world.shared = store
     world.topics.store = store
@@ -69,7 +75,7 @@ async def test_f2_the_leader_alone_compacts_and_history_stays_bounded() -> None:
     async with world:
         await world.join_all("a", "b")
         await write(store, 10 * HISTORY_SECONDS, per_second=5)
-        assert store._history._changes < 5 * HISTORY_SECONDS * 1.6
+        assert store.history_revisions < 5 * HISTORY_SECONDS * 1.6
         assert len({revision for _, revision in store.compactions}) == len(store.compactions)
 
 
@@ -114,7 +120,7 @@ async def test_f2_a_broker_that_comes_to_lead_compacts_at_once_by_what_it_saw_as
 
 @in_virtual_time
 async def test_f2_a_full_store_is_told_and_makes_room_and_leases_live_through_it() -> None:
-    world, store = small_world(quota_changes=200)
+    world, store = small_world(quota_revisions=200)
     async with world:
         a, b = await world.join_all("a", "b")
         names = await world.create("orders", 4)
@@ -136,7 +142,7 @@ async def test_f2_a_full_store_is_told_and_makes_room_and_leases_live_through_it
 
 @in_virtual_time
 async def test_f2_without_a_leader_others_make_room_so_that_one_can_be_elected() -> None:
-    world, store = small_world(quota_changes=200)
+    world, store = small_world(quota_revisions=200)
     async with world:
         a, b = await world.join_all("a", "b")
         names = await world.create("orders", 4)

@@ -71,7 +71,7 @@ async def test_f5_a_name_of_a_producer_is_no_path(tmp_path: Path) -> None:
         assert await stored(broker) == {}
 
 
-async def test_a_topic_has_so_many_producers_at_most_and_takes_them_along(tmp_path: Path) -> None:
+async def test_a_topic_has_a_limit_of_producers_and_takes_them_along(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         for number in range(PRODUCERS_OF_A_TOPIC_MAX + 5):

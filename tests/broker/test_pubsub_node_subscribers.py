@@ -45,7 +45,7 @@ class World:
         return [frame for _, frame in self.sent if isinstance(frame, Reported)]
 
 
-def test_an_owner_that_was_restarted_under_its_epoch_counts_anew() -> None:
+def test_an_owner_that_was_restarted_under_its_epoch_counts_from_1_again() -> None:
     world = World(is_reliable=False)
     for attempt in (1, 2, 3):
         world.deliver(attempt, attempt, (7, 100))

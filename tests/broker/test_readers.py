@@ -9,7 +9,7 @@ import pytest
 
 from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
-from sulina.broker.options import BrokerOptions
+from sulina.broker.options import BrokerLimits, BrokerOptions
 from sulina.core.cluster import keys
 from sulina.core.delivery.readers import EXPIRES_SECONDS, SHOWN_SECONDS
 from sulina.core.log.epochs import EpochHistory
@@ -98,7 +98,7 @@ class World:
 async def a_world(path: Path, *, is_archiving: bool = False, **limits: int) -> AsyncIterator[World]:
     store, clock = Store(), VirtualClock()
     threads = LogThreads.of(writers=2, readers=2, archivers=4)
-    options = BrokerOptions(data=str(path), **limits)  # type: ignore[arg-type]
+    options = BrokerOptions(data=str(path), limits=BrokerLimits(**limits))
     archives = Archives(open_objects(f"file://{path}/objects"), options) if is_archiving else None
     broker = Broker(store, options, threads=threads, clock=clock, archives=archives)
     await broker.start()

@@ -244,7 +244,7 @@ async def test_what_is_not_acked_in_time_comes_again_p12(tmp_path: Path) -> None
             assert attempts == [1, 2, 3]
 
 
-async def test_credit_holds_back_and_lets_go_p3(tmp_path: Path) -> None:
+async def test_credit_holds_deliveries_back_and_releases_them_p3(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         async with connected(broker) as connection:
@@ -256,7 +256,7 @@ async def test_credit_holds_back_and_lets_go_p3(tmp_path: Path) -> None:
             await received(connection, 1)
 
 
-async def test_a_seek_lets_consumers_go_and_they_find_what_lies_there_p12(tmp_path: Path) -> None:
+async def test_a_seek_detaches_consumers_and_they_find_what_lies_there_p12(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         async with connected(broker) as connection:
@@ -296,7 +296,7 @@ async def test_retention_that_overtakes_a_subscription_is_counted_not_fatal(tmp_
             )
 
 
-async def test_a_topic_that_keeps_nothing_passes_on_or_drops_p2(tmp_path: Path) -> None:
+async def test_a_best_effort_topic_delivers_or_drops_p2(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings(delivery=DeliveryGuarantee.BEST_EFFORT))
         with pytest.raises(SulinaError, match="nobody is subscribed"):
@@ -359,7 +359,7 @@ async def test_calls_fetches_and_mistakes_are_answered(tmp_path: Path) -> None:
         assert broker.counts.consumers == 0
 
 
-async def test_deleting_a_topic_lets_its_consumers_go_when_forced(tmp_path: Path) -> None:
+async def test_deleting_a_topic_detaches_its_consumers_when_forced(tmp_path: Path) -> None:
     async with a_broker(tmp_path) as broker:
         await broker.put_topic(ORDERS, TopicSettings())
         async with connected(broker) as connection:

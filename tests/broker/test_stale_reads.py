@@ -81,7 +81,7 @@ async def test_u14_a_lease_that_ends_while_a_reader_waits_is_noticed_at_the_end(
         await waiting
 
 
-async def test_u14_consumers_of_a_broker_without_a_lease_are_let_go_and_cannot_come_back(world: Brokers) -> None:
+async def test_u14_consumers_of_a_broker_without_a_lease_are_detached_and_cannot_come_back(world: Brokers) -> None:
     a = world.running["a"]
     async with connected(a) as connection:
         await connection.send(Subscribe(1, 1, str(ORDERS), "billing"))

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, DeliveryGuarantee, Policy, TopicSettings
-from sulina.errors import Draining, MetadataFailed, NotOwner
-from sulina.metadata.memory import MemoryMetadata
+from sulina.errors import Draining, MetadataFailed, NotOwner, NotServing
 from sulina.ports import Compare, Put, TxnResult
 from sulina.types import PartitionName, TopicName
 from sulina.wire.frames import AckRecords, Subscribe
@@ -43,7 +42,7 @@ async def served(world: Brokers, settings: TopicSettings = ARCHIVED) -> tuple[Br
     return owner, "b" if owner is world.running["a"] else "a"
 
 
-Before = Callable[[Sequence[Put], Sequence[str]], object]
+Before = Callable[[Sequence[Put], Sequence[str]], Awaitable[None]]
 
 
 def before_txn(world: Brokers, monkeypatch: pytest.MonkeyPatch, before: Before) -> None:
@@ -53,7 +52,7 @@ def before_txn(world: Brokers, monkeypatch: pytest.MonkeyPatch, before: Before) 
     async def looked_at(
         *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = (), **more: Any
     ) -> TxnResult:
-        before(puts, deletes)
+        await before(puts, deletes)
         return await txn(compares=compares, puts=puts, deletes=deletes, **more)
 
     monkeypatch.setattr(world.metadata, "txn", looked_at)
@@ -120,7 +119,7 @@ async def no_notes(_prefix: str) -> None:
     """Write no notes, which would take cursors along."""
 
 
-async def test_an_unload_commits_the_cursors_that_nobody_else_would_write_u3(
+async def test_a_move_stores_the_cursors_that_nobody_else_would_write_u3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U3: with force it goes on though a consumer holds records; with or without consumers, acks are not lost."""
@@ -156,7 +155,7 @@ async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_la
         told = Told()
         told.hear(owner, monkeypatch)
 
-        def refuse_cursors(puts: Sequence[Put], _: Sequence[str]) -> None:
+        async def refuse_cursors(puts: Sequence[Put], _: Sequence[str]) -> None:
             if told.names.count("unload_failed") < 2 and any(put.key == keys.cursor(ORDERS, "s", 0) for put in puts):
                 raise TXN_FAILED
 
@@ -167,7 +166,7 @@ async def test_a_partition_whose_cursors_cannot_be_committed_stays_and_leaves_la
         assert await stored_cursor(world, "s") == 5
 
 
-async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_let_it_go_u10(tmp_path: Path) -> None:
+async def test_a_consumer_that_comes_back_goes_on_where_another_owner_has_detached_it_u10(tmp_path: Path) -> None:
     """U10: what a broker knew of a cursor when it had the partition before counts for nothing."""
     async with brokers(tmp_path, "a", "b") as world:
         owner, target = await served(world)
@@ -232,16 +231,15 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         owner, target = await served(world, TopicSettings(policy=policy))
         await world.publish(ORDERS, b"0", b"1", b"2")
         source = owner.options.broker_id
-        assert isinstance(world.metadata, MemoryMetadata)
-        entries, archives = world.metadata._entries, owner.archives
+        archives = owner.archives
         assert archives is not None
         archive = archives.of(FIRST, owner.registry.topics[ORDERS].stored.topic_id)
         seen: list[tuple[bytes, int, list[str], list[str]]] = []
 
-        def look(puts: Sequence[Put], deletes: Sequence[str]) -> None:
+        async def look(puts: Sequence[Put], deletes: Sequence[str]) -> None:
             if keys.assignment(source, FIRST) in deletes:
-                state = entries.get(keys.sealed_state(FIRST))
-                sealed = b"null" if state is None else state.entry.value
+                state = await world.metadata.peek(keys.sealed_state(FIRST))
+                sealed = b"null" if state is None else state.value
                 seen.append((sealed, archive.load().next_offset, [put.key for put in puts], sorted(deletes)))
 
         before_txn(world, monkeypatch, look)
@@ -278,7 +276,7 @@ async def test_the_sealed_state_goes_only_after_the_new_owners_claim_is_durable_
         await world.publish(ORDERS, b"0", b"1")
         claimed: list[tuple[str | None, int]] = []
 
-        def look(_: Sequence[Put], deletes: Sequence[str]) -> None:
+        async def look(_: Sequence[Put], deletes: Sequence[str]) -> None:
             if keys.sealed_state(FIRST) in deletes:
                 archives = world.running[target].archives
                 assert archives is not None
@@ -307,7 +305,7 @@ async def test_a_sealed_state_that_cannot_be_removed_is_no_failure_u8(
         await world.publish(ORDERS, b"0", b"1")
         with monkeypatch.context() as broken:
 
-            def refuse(_: Sequence[Put], deletes: Sequence[str]) -> None:
+            async def refuse(_: Sequence[Put], deletes: Sequence[str]) -> None:
                 if keys.sealed_state(FIRST) in deletes:
                     raise TXN_FAILED
 
@@ -427,14 +425,13 @@ async def test_f7_an_archived_partition_whose_log_a_full_disk_keeps_closed_can_b
         told.hear(owner, monkeypatch)
         await world.publish(ORDERS, b"0")
         partition, open_log = owner.registry.topics[ORDERS].partitions[0], owner.logs.opener.open
-        log, partition._log = partition._log, None  # so it has to be opened again
-        assert log is not None
-        await log.close()
 
         async def fail(*_arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(owner.logs.opener, "open", fail)
+        with pytest.raises(NotServing, match="No space left"):
+            await partition.reopen()
         await owner.unload(ORDERS, to=other)
         if ack is Ack.LOCAL:
             await until(lambda: "unload_failed" in told.names)

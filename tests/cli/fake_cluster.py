@@ -9,7 +9,8 @@ import pytest
 
 from sulina.cli import broker as broker_command
 from sulina.cli.flags import remote
-from sulina.cli.terminal import moves as move_view
+from sulina.client import move_watch
+from sulina.client.move_watch import MoveWatch, OnProgress
 from sulina.errors import SulinaError
 from sulina.wire.messages import (
     BrokerInfo,
@@ -91,9 +92,13 @@ class FakeCluster:
         places = self._answer("placement", topic)
         return Placement(topic=topic, topic_id="t", partitions=places, brokers=[])
 
-    async def move_topic(self, topic: str, *, wait: bool, **named: Any) -> list[UnloadInfo]:
-        assert not wait, "the command shows the steps itself"
-        return self._answer("move_topic", topic, **named)  # type: ignore[no-any-return]
+    async def move_topic(
+        self, topic: str, *, wait: bool, on_progress: OnProgress | None = None, **named: Any
+    ) -> list[UnloadInfo]:
+        """Ask for moves, and follow them as the client does."""
+        before = await self.placement(topic)
+        asked: list[UnloadInfo] = self._answer("move_topic", topic, **named)
+        return await MoveWatch(topic, asked, before, on_progress).run(self, 600.0) if wait and asked else asked
 
     async def moves(self, topic: str) -> list[UnloadInfo]:
         return self._answer("moves", topic)  # type: ignore[no-any-return]
@@ -116,6 +121,6 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     """Commands meet the fake instead of a node, and do not wait between two looks."""
     fake = FakeCluster()
     monkeypatch.setattr(remote, "client_for", lambda _url: fake)
-    monkeypatch.setattr(move_view, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(move_watch, "POLL_SECONDS_MAX", 0.0)
     monkeypatch.setattr(broker_command, "POLL_SECONDS", 0.0)
     yield fake

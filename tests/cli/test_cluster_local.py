@@ -33,7 +33,7 @@ def test_etcd_is_the_one_that_was_named_then_that_of_the_path_then_our_own(
     assert local.find_etcd() == str(tmp_path / "own" / "etcd")
 
 
-def test_an_etcd_that_is_none_is_said(tmp_path: Path) -> None:
+def test_a_program_that_is_not_etcd_is_said(tmp_path: Path) -> None:
     done = ended("cluster", "start", "--data", str(tmp_path / "c"), "--port", "0", SULINA_ETCD="/no/such/program")
     assert done.code == 1
     assert "SULINA_ETCD=/no/such/program is not an executable file" in done.err
@@ -65,9 +65,9 @@ def test_a_port_that_is_taken_is_said_and_the_next_ones_are_passed_over() -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidSettings, match="in use"):
-            local._ports(port, 3)
+            local.broker_ports(port, 3)
     [first] = local.free_ports(1)
-    ports = local._ports(first, 3)
+    ports = local.broker_ports(first, 3)
     assert ports[0] == first
     assert len(set(ports)) == 3
 

@@ -38,7 +38,7 @@ def test_a_directory_that_cannot_be_written_fails(capfd: pytest.CaptureFixture[s
 
 def test_a_port_that_something_else_uses_fails(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        finding = checks.check_port(Settings(http_port=taken.getsockname()[1]))
+        finding = checks.check_port(Settings(http=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert finding.grade == Grade.FAIL
     assert finding.advice
 
@@ -50,9 +50,11 @@ def test_a_full_disk_a_slow_disk_and_a_disk_in_memory_are_told(tmp_path: Path, m
     monkeypatch.setattr(checks, "FREE_BYTES_NONE", 1 << 60)
     assert checks.check_data(settings).grade == Grade.FAIL
     monkeypatch.setattr(checks, "SLOW_MS", 0.0)
-    monkeypatch.setattr(checks, "_is_memory", lambda _: False)
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(checks, "MOUNTS", mounts)
+    mounts.write_text("disk / ext4 rw 0 0\n")
     assert checks.check_fsync(settings).grade == Grade.WARN
-    monkeypatch.setattr(checks, "_is_memory", lambda _: True)
+    mounts.write_text(f"disk / ext4 rw 0 0\nmemory {tmp_path} tmpfs rw 0 0\n")
     assert "in memory" in str(checks.check_fsync(settings).advice)
 
 

@@ -67,7 +67,7 @@ def test_p10_snapshots_of_metrics_are_shown(node: Served) -> None:
         assert events.wait(SECONDS_MAX) == 0
 
 
-def test_types_are_chosen_and_it_ends_after_so_many(node: Served) -> None:
+def test_types_are_chosen_and_it_ends_after_the_count(node: Served) -> None:
     node.ok("topic", "create", "chosen")
     with listening(node, "--type", "topic_deleted", "-t", "publish_rejected", "-n", "2") as events:
         node.ok("produce", "chosen", given="x\n")

@@ -9,7 +9,7 @@ import pytest
 from cyclopts import App, Argument
 
 from sulina.cli import app, run
-from sulina.config import Limits, Settings, environment_name
+from sulina.config import DECLARED
 from tests.cli.conftest import ended, environment
 
 DOCUMENTS = Path(__file__).parent.parent.parent / "docs" / "reference"
@@ -89,10 +89,9 @@ def test_every_command_and_every_flag_has_help(path: tuple[str, ...], capsys: py
 
 def test_every_setting_is_in_the_reference() -> None:
     text = (DOCUMENTS / "settings.md").read_text()
-    names = set(Settings.__dataclass_fields__) - {"http_host", "http_port", "limits"} | {"http"}
-    for name in [*sorted(names), *(f"limits.{name}" for name in Limits.__dataclass_fields__)]:
-        assert f"`{name.removeprefix('limits.')}`" in text
-        assert f"`{environment_name(name)}`" in text
+    for declared in DECLARED.values():
+        names = [declared.field, *declared.variables, *filter(None, [declared.flag])]
+        assert not [name for name in names if f"`{name}`" not in text]
 
 
 def test_an_unknown_command_is_answered_with_the_nearest() -> None:

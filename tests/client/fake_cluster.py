@@ -381,6 +381,7 @@ class FakeBroker:
                 result = topic_info(TOPIC, cluster.settings)
             case "placement":
                 brokers = [url_of(name) for name, broker in cluster.brokers.items() if not broker.is_down]
+                brokers = [*cluster.odd_urls, *brokers]
                 topic_id = topic_info(TOPIC, cluster.settings).topic_id
                 result = Placement(topic=TOPIC, topic_id=topic_id, partitions=self.view, brokers=brokers)
             case "locate":
@@ -487,6 +488,7 @@ class FakeCluster:
         self.view_seconds = 0.01  # how far brokers are behind
         self.lease_faults = 0.0
         self.has_runs = True
+        self.odd_urls: list[str] = []  # that are told as those of brokers
         self._latency = latency
         self._told = 0
         self._tasks: set[asyncio.Task[None]] = set()

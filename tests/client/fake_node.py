@@ -93,7 +93,10 @@ class FakeConnection:
     # The node's side
 
     def push(self, frame: FromNode) -> None:
-        self._inbox.put_nowait(encode_frame(frame))
+        self.push_bytes(encode_frame(frame))
+
+    def push_bytes(self, data: bytes) -> None:
+        self._inbox.put_nowait(data)
 
     def answer(self, request: Any, result: Any = None) -> None:
         if request.id:
@@ -137,7 +140,7 @@ class FakeNode:
         self.connected_at: list[float] = []  # attempts, by the loop's time
         self.frames: list[FromClient] = []
         self.topics: dict[str, TopicSettings] = {TOPIC: TopicSettings()}  # other settings are another topic
-        self.scripts: dict[type, Script] = {Call: self._call}
+        self.scripts: dict[type, Script] = {Call: self.answer_call}
         self.open_gate = asyncio.Event()  # closed: the client feels back-pressure
         self.open_gate.set()
         self._waiting: list[FromClient] = []
@@ -260,7 +263,7 @@ class FakeNode:
         else:
             connection.answer(frame, Subscribed(is_reliable=settings.delivery == DeliveryGuarantee.RELIABLE))
 
-    def _call(self, connection: FakeConnection, frame: Call) -> None:
+    def answer_call(self, connection: FakeConnection, frame: Call) -> None:
         if frame.method not in ("topic", "placement"):
             self._waiting.append(frame)
             return

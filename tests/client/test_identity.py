@@ -240,7 +240,7 @@ async def test_one_name_and_one_handler_once_also_by_identity(client: Client, no
     assert len(node.sent(Subscribe)) == 2
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
+async def test_a_best_effort_topic_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = passing()
     inbox = Inbox()
     await client.subscribe(TOPIC, inbox, identity="billing")

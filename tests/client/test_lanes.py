@@ -33,6 +33,7 @@ from tests.client.fake_cluster import FakeBroker, FakeCluster, Part, url_of
 from tests.client.fake_node import TOPIC, origin_of, values
 
 FULL = QueueFull(waiting_bytes=2, limit_bytes=1)
+OPTIONS = ClientOptions(requests_in_flight_max=100)
 
 
 def now() -> float:
@@ -120,7 +121,7 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
     rng = random.Random(seed)
     cluster = FakeCluster(brokers=3, partitions=3, seed=seed, latency=rng.choice([0.0005, 0.005, 0.05]))
     cluster.has_runs = has_runs
-    async with cluster.client(brokers="ab", seed=seed) as client:
+    async with cluster.client(OPTIONS, brokers="ab", seed=seed) as client:
         producers = Producers(client, 3)
         troubling = asyncio.create_task(trouble(cluster, rng, 15))
         while not troubling.done():
@@ -133,9 +134,25 @@ async def run(seed: int, *, has_runs: bool = True, timeout_seconds: float | None
             assert not errors, errors
         assert all(isinstance(error, Disconnected | NotServing | QueueFull) for error in errors)
         await asyncio.sleep(60)
-        assert client._brokers.rooms.requests.requests == 0
-        assert all(queue.is_empty for queue in client._queues._queues.values())
-        return producers.violations(cluster.parts), sum(map(len, producers.tasks)), len(errors)
+        violations = producers.violations(cluster.parts)
+        assert await unanswered_at_once(client, cluster) == OPTIONS.requests_in_flight_max, "room is missing"
+        return violations, sum(map(len, producers.tasks)), len(errors)
+
+
+async def unanswered_at_once(client: Client, cluster: FakeCluster) -> int:
+    """How many publishes a client sends while none is answered: all of its room, if nothing else takes any."""
+    for partition in range(3):
+        await client.publish(TOPIC, b"", partition=partition)
+    for broker in cluster.brokers.values():
+        broker.is_mute = True
+        broker.frames.clear()
+    more = range(OPTIONS.requests_in_flight_max + 10)
+    publishing = [client.publish(TOPIC, b"", partition=number % 3, timeout_seconds=1) for number in more]
+    ended = await asyncio.gather(*publishing, return_exceptions=True)
+    assert all(
+        isinstance(each, Disconnected) or (isinstance(each, PublishAck) and not each.is_accepted) for each in ended
+    )
+    return sum(isinstance(frame, Publish) for broker in cluster.brokers.values() for frame in broker.frames)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -198,7 +215,9 @@ async def test_a_refusal_that_names_the_owner_is_followed_at_once_u1(cluster: Fa
         assert len(publishes(cluster.brokers["c"])) == 2
 
 
-async def test_a_refusal_that_names_the_wrong_one_leads_to_a_lookup(cluster: FakeCluster) -> None:
+async def test_a_refusal_that_names_the_wrong_owner_makes_the_client_ask_for_the_placement(
+    cluster: FakeCluster,
+) -> None:
     async with cluster.client() as client:
         await client.publish(TOPIC, b"", partition=0)
         cluster.assign(0, "c")
@@ -491,7 +510,7 @@ async def test_a_broker_that_is_behind_may_not_know_the_topic_yet(cluster: FakeC
         assert (await client.publish(TOPIC, b"", partition=0)).is_accepted
 
 
-async def test_a_topic_made_anew_elsewhere_is_another_topic(cluster: FakeCluster) -> None:
+async def test_a_topic_created_again_elsewhere_is_another_topic(cluster: FakeCluster) -> None:
     async with cluster.client() as client:
         await client.publish(TOPIC, b"", partition=2)
         cluster.settings = TopicSettings(partitions=3)

@@ -211,14 +211,14 @@ async def test_no_room_in_flight_is_a_full_queue_p2(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("batch", [[], [Record(b"", timestamp_ms=2**63)], [Record(b"", timestamp_ms=-(2**70))]])
-async def test_a_batch_that_is_none_is_an_invalid_payload_p2(client: Client, node: FakeNode, batch: Any) -> None:
+async def test_bytes_that_are_not_a_batch_are_an_invalid_payload_p2(client: Client, node: FakeNode, batch: Any) -> None:
     assert (await client.publish_batch(TOPIC, batch)).reason == RejectReason.INVALID_PAYLOAD
 
 
 async def test_a_batch_that_fits_no_frame_is_not_sent_p2(
     client: Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sulina.client.publisher.DATA_BYTES_MAX", 1000)
+    monkeypatch.setattr("sulina.client.batches.DATA_BYTES_MAX", 1000)
     ack = await client.publish(TOPIC, bytes(1000))
     assert ack.reason == RejectReason.INVALID_PAYLOAD
     assert not node.sent(Publish)
@@ -395,7 +395,9 @@ async def test_a_split_batch_says_what_was_taken_and_what_was_not_l16(client: Cl
     assert not caught.value.retryable
 
 
-async def test_a_topic_that_was_made_anew_with_fewer_partitions_is_routed_anew(client: Client, node: FakeNode) -> None:
+async def test_a_topic_that_was_created_again_with_fewer_partitions_is_routed_again(
+    client: Client, node: FakeNode
+) -> None:
     node.topics[TOPIC] = TopicSettings(partitions=8)
     node.append_publishes()
     append = node.scripts[Publish]
@@ -483,7 +485,7 @@ async def test_what_may_have_been_written_is_not_called_refused_p2(client: Clien
 
 
 @pytest.mark.parametrize("partition", [None, 0])
-async def test_a_topic_made_anew_is_another_topic(client: Client, node: FakeNode, partition: int | None) -> None:
+async def test_a_topic_created_again_is_another_topic(client: Client, node: FakeNode, partition: int | None) -> None:
     node.append_publishes()
     append = node.scripts[Publish]
     node.topics[TOPIC] = TopicSettings(partitions=2)
@@ -514,7 +516,7 @@ async def test_those_who_wait_for_a_topic_each_wait_their_own_time(client: Clien
     assert await asyncio.gather(*(publish(n) for n in (3, 1, 2, 1))) == pytest.approx([3, 1, 2, 1])
     assert node.called() == {"topic": 1, "placement": 1}
     await asyncio.sleep(100)
-    node.scripts[Call] = node._call
+    node.scripts[Call] = node.answer_call
     node.append_publishes()
     assert (await client.publish(TOPIC, b"")).is_accepted, "an old failure is nobody's any more"
 

@@ -115,9 +115,7 @@ async def test_faults_of_the_system_raise(client: Client, node: FakeNode) -> Non
         await client.publish("/default/nothing", b"x")
 
 
-async def test_a_batching_producer_writes_by_the_registry_and_a_bad_payload_fails_alone(
-    client: Client, node: FakeNode
-) -> None:
+async def test_a_producer_writes_by_the_registry_and_a_bad_payload_fails_alone(client: Client, node: FakeNode) -> None:
     async with client.producer(TOPIC, options=PublishOptions(partition_behavior=PartitionBehavior.DROP)) as to:
         receipts = [to.produce(payload) for payload in ({"a": 1}, object(), "text")]
     reasons = [(await receipt).reason for receipt in receipts]

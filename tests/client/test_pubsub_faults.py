@@ -7,6 +7,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Message
 from sulina.config import Settings
+from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.errors import (
     ArchiveFailed,
     Corrupt,
@@ -134,7 +135,7 @@ async def test_p2_an_unknown_topic_is_a_pubsub_error(node: FakeNode) -> None:
 
 @pytest.mark.real_time
 async def test_p2_deliveries_that_time_out_end_as_a_pubsub_error_that_says_so() -> None:
-    settings = Settings(subscriber_timeout_seconds=0.05, suspended_ttl_seconds=0.05)
+    settings = Settings(pubsub=PubSubConfig(subscriber_timeout_seconds=0.05, suspended_ttl_seconds=0.05))
     node = await Node.start(settings, listen=False, volatile=True)
     told: asyncio.Future[SulinaError] = asyncio.get_running_loop().create_future()
     try:

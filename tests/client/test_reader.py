@@ -292,7 +292,7 @@ async def test_a_client_that_is_closed_disconnects_its_readers(client: Client, n
         await reading
 
 
-async def test_a_topic_is_looked_up_anew_for_every_reader(client: Client, node: FakeNode) -> None:
+async def test_a_topic_is_asked_for_again_by_every_reader(client: Client, node: FakeNode) -> None:
     Log(node, [3])
     assert len(await places(client.read(TOPIC, follow=False))) == 3
     Log(node, [3, 3])

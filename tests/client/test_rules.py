@@ -4,6 +4,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 
 import pytest
 from hypothesis import given
@@ -53,28 +54,33 @@ async def test_python_and_the_kernels_give_the_same(monkeypatch: pytest.MonkeyPa
     values = [None if n % 7 == 0 else b"v%d" % n for n in range(300)]
     keys = [None if n % 3 else b"k%d" % n for n in range(300)]
     headers = [(("h", b"%d" % n),) if n % 11 == 0 else () for n in range(300)]
-    slow = BatchCodec()
-    monkeypatch.setattr(slow, "_has_kernels", lambda _: False)
-    quick = BatchCodec()
-    monkeypatch.setattr(quick, "_has_kernels", lambda _: True)
-    for with_headers in (headers, None):
-        for stamps in (5, list(range(300))):
-            one = slow.encode(values, keys, stamps, with_headers)
-            assert one == quick.encode(values, keys, stamps, with_headers)
-            several = bytes(one) + bytes(encode([StoredRecord(b"last")], base_offset=300))
-            assert slow.decode(several) == quick.decode(several)
-            assert len(split(several)) == 2
+    codec, ready = BatchCodec(), threading.Event()
+    monkeypatch.setattr(batches, "kernels_ready", ready)
+    found = []
+    for has_kernels in (False, True):
+        if has_kernels:
+            ready.set()
+        for with_headers in (headers, None):
+            for stamps in (5, list(range(300))):
+                one = codec.encode(values, keys, stamps, with_headers)
+                several = bytes(one) + bytes(encode([StoredRecord(b"last")], base_offset=300))
+                assert len(split(several)) == 2
+                found.append((one, codec.decode(several)))
+        assert ready.is_set() == has_kernels
+    assert found[:4] == found[4:]
+    await codec.close()
 
 
 @pytest.mark.real_time
 async def test_the_kernels_come_in_when_there_is_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "RECORDS_BEFORE_KERNELS", 1000)
+    monkeypatch.setattr(batches, "kernels_ready", threading.Event())
     codec = BatchCodec()
     data = codec.encode([b"x"] * 500, None, 0, None)
     for _ in range(3):
         assert len(codec.decode(data)) == 500
     await codec.close()
-    assert batches._ready.is_set()
+    assert batches.kernels_ready.is_set()
     assert len(codec.decode(data)) == 500
 
 

@@ -220,7 +220,7 @@ async def test_a_connection_that_fails_while_sending_is_replaced(client: Client,
 async def test_garbage_from_a_node_ends_the_connection_not_the_client(client: Client, node: FakeNode) -> None:
     reading = asyncio.create_task(client.admin.info())
     await node.asked(Call)
-    node.connection._inbox.put_nowait(b"\xc1garbage")
+    node.connection.push_bytes(b"\xc1garbage")
     node.answer(await node.asked(Call), INFO)
     assert await reading == INFO
     assert len(node.connections) == 2

@@ -6,6 +6,7 @@ import pytest
 
 from sulina.client import Client, ClientOptions, Consumer, Message
 from sulina.client.consumer_attachment import ranges_of
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.topic import TopicSettings
 from sulina.errors import (
     ConsumerNotFound,
@@ -198,7 +199,7 @@ async def test_an_ack_that_is_cut_off_is_not_known_to_be_durable(client: Client,
         assert not await acking
 
 
-async def test_an_ack_that_the_node_no_longer_knows_is_none(client: Client, node: FakeNode) -> None:
+async def test_an_ack_that_the_node_no_longer_knows_does_not_count(client: Client, node: FakeNode) -> None:
     node.scripts[AckRecords] = lambda connection, frame: connection.refuse(frame, ConsumerNotFound(consumer=1))
     async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
@@ -231,7 +232,7 @@ async def test_an_ack_counts_only_if_the_consumer_still_held_it_all_p7(client: C
         assert not await messages.ack(*others), "one of them was taken back"
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
+async def test_a_best_effort_topic_has_nothing_to_ack(client: Client, node: FakeNode) -> None:
     node.topics[TOPIC] = passing()
     async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 1)
@@ -244,7 +245,7 @@ async def test_a_topic_that_keeps_nothing_has_nothing_to_ack(client: Client, nod
 
 
 @pytest.mark.parametrize("error", [MOVED, NotServing(reason="it stops"), ConsumerNotFound(consumer=1)])
-async def test_a_consumer_that_is_let_go_for_the_moment_comes_back_p12(
+async def test_a_consumer_that_is_detached_for_the_moment_comes_back_p12(
     client: Client, node: FakeNode, error: SulinaError
 ) -> None:
     async with client.consumer(TOPIC, "s", name="me") as messages:
@@ -258,7 +259,7 @@ async def test_a_consumer_that_is_let_go_for_the_moment_comes_back_p12(
         assert node.sent(Subscribe)[1].name == "me"
 
 
-async def test_what_comes_for_a_consumer_that_was_let_go_is_ignored(client: Client, node: FakeNode) -> None:
+async def test_what_comes_for_a_consumer_that_was_detached_is_ignored(client: Client, node: FakeNode) -> None:
     async with client.consumer(TOPIC, "s") as messages:
         former = handle(node)
         node.connection.detach(former, MOVED)
@@ -272,7 +273,9 @@ async def test_what_comes_for_a_consumer_that_was_let_go_is_ignored(client: Clie
 @pytest.mark.parametrize(
     "error", [BUSY, TopicNotFound(topic=TOPIC), SubscriptionNotFound(topic=TOPIC, subscription="s")]
 )
-async def test_a_consumer_that_is_let_go_for_good_hears_why(client: Client, node: FakeNode, error: SulinaError) -> None:
+async def test_a_consumer_that_is_detached_for_good_hears_why(
+    client: Client, node: FakeNode, error: SulinaError
+) -> None:
     async with client.consumer(TOPIC, "s") as messages:
         node.connection.deliver(handle(node), 0, 10)
         await taken(messages, 1)
@@ -435,12 +438,9 @@ async def test_leaving_a_node_that_does_not_answer_takes_a_moment(client: Client
 
 async def test_damaged_records_are_never_shown_l8(client: Client, node: FakeNode) -> None:
     async with client.consumer(TOPIC, "s") as messages:
-        node.connection.deliver(handle(node), 0, 3)
-        whole = node.connection._inbox.get_nowait()
-        assert whole is not None
-        damaged = bytearray(whole)
+        damaged = bytearray(encode([StoredRecord(b"%d" % number) for number in range(3)]))
         damaged[damaged.index(b"\x021\x00") + 1] ^= 1
-        node.connection._inbox.put_nowait(bytes(damaged))
+        node.connection.push(Deliver(handle(node), 0, 1, memoryview(damaged), [(0, 3)]))
         with pytest.raises(CorruptBatch):
             await anext(messages)
 

@@ -151,6 +151,6 @@ async def test_a_protocol_error_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "http://h:8x", "http://h:0", "http://"])
-def test_a_url_that_is_none_is_said(url: str) -> None:
+def test_a_text_that_is_not_a_url_is_said(url: str) -> None:
     with pytest.raises(InvalidSettings, match="is not the URL of a node"):
         WebSocketConnector(url)

@@ -124,7 +124,7 @@ class Passing:
         await until(f"everybody has seen {count} more", seen)
 
 
-async def test_f4_running_clients_of_a_topic_that_keeps_nothing_go_on_from_now(world: World) -> None:
+async def test_f4_running_clients_of_a_best_effort_topic_go_on_from_now(world: World) -> None:
     """F4: the owner is killed, which is the home of the subscriber too; nothing that was seen comes again."""
     passing = Passing("/default/failover-passing")
     await world.tell(f"/v1/topics{passing.topic}", {"delivery": "non_reliable"}, method="PUT")

@@ -28,15 +28,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 RACES = int(os.environ.get("SULINA_RACES", "2"))
 FAULTS = int(os.environ.get("SULINA_FAULTS", "5"))
 SEED = int(os.environ.get("SULINA_SEED", "7"))
-LOAD = Load(records_per_second=300)
+RATE = int(os.environ.get("SULINA_RATE", "150"))  # records a second, of each application
+LOAD = Load(records_per_second=RATE)
 LOAD_OF_ALL = Load(
     partitions=2,
-    records_per_second=400,
+    records_per_second=RATE,
     subscriptions=(("billing", SubscriptionKind.EXCLUSIVE, 1), ("mail", SubscriptionKind.SHARED, 2)),
     tolerates_errors=True,
 )
-BATCH = 150
-SLOW_BATCH = 50  # of which each has to wait for several slow requests
+BATCH = RATE // 2
+SLOW_BATCH = RATE // 6  # of which each has to wait for several slow requests
 FAULT_SECONDS = 1.5  # shorter than a lease
 SLOW_SECONDS = 0.04
 
@@ -84,7 +85,7 @@ async def wait_no_unloads(world: World) -> None:
 # Unloads
 
 
-async def test_u14_of_two_racing_unloads_one_decides_and_nothing_is_lost(world: World) -> None:
+async def test_u14_of_two_racing_moves_one_decides_and_nothing_is_lost(world: World) -> None:
     """U2, U14: wherever it goes, it has one owner, and no unload is left over."""
     topic = "/default/race-unloads"
     async with at_work(world, topic):
@@ -97,7 +98,7 @@ async def test_u14_of_two_racing_unloads_one_decides_and_nothing_is_lost(world: 
             await world.wait_served(topic)
 
 
-async def test_u14_an_unload_during_a_failover_ends_with_one_owner(world: World) -> None:
+async def test_u14_a_move_during_a_failover_ends_with_one_owner(world: World) -> None:
     """U14, F1: the owner dies while it is asked to unload, and before anybody knows that it has died."""
     topic = "/default/race-failover"
     async with at_work(world, topic) as (application, owner):

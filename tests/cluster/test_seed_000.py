@@ -34,7 +34,7 @@ async def take(client: Client, topic: str, count: int) -> list[int]:
     return offsets
 
 
-async def test_integration_unload_of_a_reliable_topic_with_three_brokers(world: World) -> None:
+async def test_integration_move_of_a_reliable_topic_with_three_brokers(world: World) -> None:
     """U2, U4, U5, U10, U11, U12, F7: the five steps, and the order of what they leave in etcd."""
     async with world.client() as client, recording(world) as record:
         # 1) Produce N messages, consume some, leave an unconsumed tail, verify cursors.
@@ -133,7 +133,7 @@ async def test_negative_a_schema_mismatch_after_the_move_is_rejected(world: Worl
         assert (await client.publish(topic, {"n": 1}, schema=SCHEMA)).offset == 1
 
 
-async def test_negative_an_unload_with_active_consumers_needs_force(world: World) -> None:
+async def test_negative_a_move_with_active_consumers_needs_force(world: World) -> None:
     """U3: without force it fails with a clear error and nothing is done; with force the consumer goes on elsewhere."""
     topic = "/default/seed-000-busy"
     async with world.client() as client:

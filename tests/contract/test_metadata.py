@@ -228,7 +228,7 @@ async def test_a_listing_never_sees_half_of_a_transaction(world: World, store: M
             tasks.create_task(read())
 
 
-async def test_whoever_is_cancelled_leaves_things_whole(world: World, store: MetadataStore) -> None:
+async def test_a_cancelled_call_leaves_the_store_whole(world: World, store: MetadataStore) -> None:
     chance = random.Random(5)
     before = (await store.list("/")).revision
     watch = store.watch("/", after=before)

@@ -132,7 +132,7 @@ def check(home: Path, told: Told) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("step", ARCHIVE_FAILPOINTS, ids=str)
-def test_u2_a_broker_killed_at_this_step_loses_nothing_to_whoever_comes_next(
+def test_u2_a_broker_killed_at_this_step_loses_nothing_to_the_next_owner(
     step: Failpoint, counted: dict[Failpoint, int], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """U6, U7, U8, L13: the same broker, and then another."""

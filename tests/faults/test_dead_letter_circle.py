@@ -36,7 +36,7 @@ async def put(world: World, topic: str, policy: dict[str, Any], via: str) -> htt
     return await world.http.put(f"{world.brokers[via].url}/v1/topics{topic}", json={"policy": policy})
 
 
-async def test_p12_a_circle_of_dead_letter_topics_is_refused_whoever_is_asked_and_when(world: World) -> None:
+async def test_p12_a_circle_of_dead_letter_topics_is_refused_by_every_broker_at_any_time(world: World) -> None:
     for topic, target in ((A, B), (B, C)):
         assert (await put(world, topic, QUICK | {"dead_letter": target}, "a")).status_code == 201
     refused = await put(world, C, QUICK | {"dead_letter": A}, "b")

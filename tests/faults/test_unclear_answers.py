@@ -40,9 +40,8 @@ async def test_f3_a_topic_that_was_made_a_moment_ago_is_known_at_every_broker(wo
 async def test_f1_the_process_whose_copied_directory_serves_elsewhere_says_that_it_is_not_ready(world: World) -> None:
     a = world.brokers["a"]
     assert (await world.http.get(f"{a.url}/ready")).status_code == 200
-    copied = world.add("copy")
+    copied = world.add("copy", serves_as="a")
     shutil.copytree(a.data, copied.data, ignore=shutil.ignore_patterns("*.lock", "*.aside"))
-    copied._arguments[copied._arguments.index("copy")] = "a"
     await copied.start()
 
     async def is_told() -> bool:

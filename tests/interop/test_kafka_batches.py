@@ -32,7 +32,10 @@ RECORDS = [
 BIG = [StoredRecord(value=bytes([index % 251]) * 3000, timestamp_ms=index, offset=index) for index in range(300)]
 LIBRARIES = {
     "aiokafka in C": (aiokafka_records.DefaultRecordBatchBuilder, aiokafka_records.DefaultRecordBatch),
-    "aiokafka in Python": (aiokafka_records._DefaultRecordBatchBuilderPy, aiokafka_records._DefaultRecordBatchPy),
+    "aiokafka in Python": (
+        aiokafka_records._DefaultRecordBatchBuilderPy,  # noqa: SLF001  (its Python form has no public name)
+        aiokafka_records._DefaultRecordBatchPy,  # noqa: SLF001
+    ),
     "kafka-python": (kafka_records.DefaultRecordBatchBuilder, kafka_records.DefaultRecordBatch),
 }
 library = pytest.mark.parametrize(("builder", "reader"), LIBRARIES.values(), ids=LIBRARIES.keys())

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from sulina.broker.broker import Broker
 from sulina.broker.options import BrokerOptions
+from sulina.broker.pubsub.peers import PeerConnections
 from sulina.listeners.http import HttpApp, make_app
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import Files
@@ -24,11 +25,13 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 
 @contextlib.asynccontextmanager
-async def a_broker(directory: Path, files: Files | None = None) -> AsyncIterator[Broker]:
+async def a_broker(
+    directory: Path, files: Files | None = None, peers: PeerConnections | None = None
+) -> AsyncIterator[Broker]:
     metadata = MemoryMetadata()
     threads = LogThreads.of(writers=1, readers=1)
     options = BrokerOptions(data=str(directory), software="1.2.3")
-    broker = Broker(metadata, options, threads=threads, files=files or VolatileFiles())
+    broker = Broker(metadata, options, threads=threads, files=files or VolatileFiles(), peers=peers)
     await broker.start()
     try:
         yield broker

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from sulina.broker.pubsub.peers import PeerConnections, PeerEvents
+from sulina.broker.pubsub.peers import PeerConnections
 from sulina.listeners.peer import PeerLimits, PeerNetwork
 from sulina.wire.peer import LENGTH, AnyPeerFrame, DeliverBatch, Hello, decode_peer, encode_peer
 
@@ -35,14 +35,7 @@ class Node:
         self.fails_at: AnyPeerFrame | None = None  # a frame with which this broker does not come to terms
         self._changed = asyncio.Event()
         peers: PeerConnections = network  # the port fits
-        peers.listen(
-            PeerEvents(
-                frame=self._frame,
-                up=lambda broker, started_ms: self._tell("up", broker, started_ms),
-                down=lambda broker, reason: self._tell("down", broker, reason),
-                room=lambda broker: self._tell("room", broker),
-            )
-        )
+        peers.listen(self)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -57,8 +50,17 @@ class Node:
         self.told.append(what)
         self._changed.set()
 
-    def _frame(self, broker: str, frame: AnyPeerFrame) -> None:
-        self.frames.setdefault(broker, []).append(frame)
+    def peer_up(self, broker_id: str, started_ms: int) -> None:
+        self._tell("up", broker_id, started_ms)
+
+    def peer_down(self, broker_id: str, reason: str) -> None:
+        self._tell("down", broker_id, reason)
+
+    def peer_room(self, broker_id: str) -> None:
+        self._tell("room", broker_id)
+
+    def peer_frame(self, broker_id: str, frame: AnyPeerFrame) -> None:
+        self.frames.setdefault(broker_id, []).append(frame)
         self._changed.set()
         if frame == self.fails_at:
             raise RuntimeError("by order of a test")

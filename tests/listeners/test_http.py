@@ -291,7 +291,7 @@ async def test_large_publishes_and_reads_are_the_same_records(http: httpx.AsyncC
     assert [record["value"] for record in page["records"]] == values
 
 
-async def test_a_topic_that_keeps_nothing_has_nothing_to_read(http: httpx.AsyncClient) -> None:
+async def test_a_best_effort_topic_has_nothing_to_read(http: httpx.AsyncClient) -> None:
     await put(http, delivery="non_reliable")
     refused(await http.post(RECORDS, json={"records": [{"value": "v"}]}), 409, "no_subscribers")
     refused(await http.get(READ, params={"offset": 0}), 422, "not_reliable")
@@ -562,14 +562,20 @@ async def test_a_disconnect_in_the_middle_of_a_body_is_no_error(app: HttpApp, br
     assert sent == []
 
 
-async def test_who_waits_is_told_when_the_node_stops(http: httpx.AsyncClient, app: HttpApp) -> None:
+async def test_who_waits_is_told_when_the_node_stops(
+    http: httpx.AsyncClient, app: HttpApp, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await put(http)
     await publish(http, "a")
+    fetch, asked = broker.fetch, asyncio.Event()
+
+    async def fetch_and_tell(*arguments: Any, **more: Any) -> Any:
+        asked.set()
+        return await fetch(*arguments, **more)
+
+    monkeypatch.setattr(broker, "fetch", fetch_and_tell)
     waiting = asyncio.create_task(http.get(READ, params={"offset": 1, "wait_ms": 30000}))
-    for _ in range(1000):
-        if app._fetcher._waits:
-            break
-        await asyncio.sleep(0)
+    await asked.wait()
     app.stop_waiting()
     refused(await waiting, 503, "not_serving")
 

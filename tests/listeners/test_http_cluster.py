@@ -123,7 +123,7 @@ async def test_the_name_of_a_broker_is_no_path(http: httpx.AsyncClient, says: An
 # Unload and move
 
 
-async def test_an_unload_is_asked_for_and_watched_u2(http: httpx.AsyncClient, says: Any) -> None:
+async def test_a_move_is_asked_for_and_watched_u2(http: httpx.AsyncClient, says: Any) -> None:
     """U2: it is asked for, and goes on by itself; whoever wants to know asks how far it has come."""
     told = says(unload=[MOVE], unloads=[])
     begun = await http.post(f"{TOPIC}/moves", json={"to": "b2", "partition": 1, "force": True})
@@ -146,7 +146,7 @@ async def test_what_is_given_up_is_told(http: httpx.AsyncClient, says: Any) -> N
     assert answer.json()["moves"][0]["given_up"] == [17, 40]
 
 
-async def test_an_unload_that_cannot_be_is_refused_u3(http: httpx.AsyncClient, says: Any) -> None:
+async def test_a_move_that_cannot_be_is_refused_u3(http: httpx.AsyncClient, says: Any) -> None:
     """U3: with consumers attached and without force nothing is done, and that is said."""
     says(unload=SubscriptionBusy(topic=str(NAME), subscription="s", reason="1 consumer is attached; force lets it go"))
     assert "force" in refused(await http.post(f"{TOPIC}/moves"), 409, "subscription_busy")["detail"]
@@ -174,7 +174,7 @@ async def test_an_unload_that_cannot_be_is_refused_u3(http: httpx.AsyncClient, s
         ("GET", f"{TOPIC}/subscriptions/s", "subscription"),
         ("PUT", f"{TOPIC}/subscriptions/s", "put_subscription"),
         ("DELETE", f"{TOPIC}/subscriptions/s?force=true", "delete_subscription"),
-        ("POST", f"{TOPIC}/partitions/1/records", "publish"),
+        ("POST", f"{TOPIC}/partitions/1/records", "accept"),
     ],
 )
 async def test_what_another_broker_serves_is_asked_there(
@@ -219,7 +219,7 @@ async def test_a_publish_goes_on_to_the_partition_that_its_key_chose(
 async def test_what_nobody_serves_is_to_be_asked_again(
     http: httpx.AsyncClient, says: Any, error: SulinaError, code: str
 ) -> None:
-    says(publish=error, fetch=error)
+    says(accept=error, fetch=error)
     answer = await http.post(f"{TOPIC}/records", json={"records": [{"value": "v"}]})
     assert refused(answer, 503, code)["retryable"]
     assert "location" not in answer.headers
@@ -266,7 +266,7 @@ async def test_a_client_that_follows_redirects_publishes_at_the_owner(
     """U13: a plain HTTP client needs to know nothing of owners; the body goes with it, small or large."""
     async with a_broker(tmp_path / "owner") as owner, served(owner) as owner_url, served(broker) as url:
         await owner.put_topic(NAME, TopicSettings(partitions=3))
-        Said(broker, monkeypatch, {"publish": elsewhere(2, owner_url)})
+        Said(broker, monkeypatch, {"accept": elsewhere(2, owner_url)})
         async with httpx.AsyncClient(base_url=url, follow_redirects=True) as http:
             for size in (1, 1 << 20):
                 answer = await http.post(f"{TOPIC}/records", json={"records": [{"value": "v" * size}]})
@@ -277,7 +277,7 @@ async def test_a_client_that_follows_redirects_publishes_at_the_owner(
 
 async def test_a_connection_goes_on_after_a_redirect(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body of a request that is sent on is read: what follows on the connection is the next request."""
-    Said(broker, monkeypatch, {"publish": elsewhere()})
+    Said(broker, monkeypatch, {"accept": elsewhere()})
     async with served(broker) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         body = b"x" * 300_000

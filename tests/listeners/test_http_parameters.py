@@ -10,17 +10,17 @@ from sulina.types import TopicName
 
 def test_the_path_of_records_names_topic_and_partition() -> None:
     targets = Targets()
-    found = targets.find(b"/v1/topics/default/orders/records")
+    found = targets[b"/v1/topics/default/orders/records"]
     assert found is not None
     assert (found.topic, found.partition) == (TopicName("default", "orders"), None)
-    assert targets.find(b"/v1/topics/default/orders/records") is found
-    there = targets.find(b"/v1/topics/default/orders/partitions/7/records")
+    assert targets[b"/v1/topics/default/orders/records"] is found
+    there = targets[b"/v1/topics/default/orders/partitions/7/records"]
     assert there is not None
     assert (there.partition, there.parameters) == (7, {"namespace": "default", "topic": "orders", "partition": "7"})
 
 
 def test_percent_encoding_of_plain_letters_is_the_same_name() -> None:
-    found = Targets().find(b"/v1/topics/def%61ult/%6Frders/records")
+    found = Targets()[b"/v1/topics/def%61ult/%6Frders/records"]
     assert found is not None
     assert found.topic == TopicName("default", "orders")
 
@@ -37,7 +37,7 @@ def test_percent_encoding_of_plain_letters_is_the_same_name() -> None:
     ],
 )
 def test_other_paths_are_none_of_records(path: bytes) -> None:
-    assert Targets().find(path) is None
+    assert Targets()[path] is None
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_no_path_makes_a_name_outside_the_rules(name: bytes) -> None:
     targets = Targets()
     for path in (b"/v1/topics/" + name + b"/t/records", b"/v1/topics/n/" + name + b"/records"):
         with pytest.raises(InvalidName):
-            targets.find(path)
+            targets[path]
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "1.0", "00", "100000", "१", "9" * 5000, "", " 1"])

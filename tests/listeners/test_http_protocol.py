@@ -119,7 +119,7 @@ async def test_an_address_that_is_taken_is_an_error(broker: Broker) -> None:
             await other.start()
 
 
-async def test_who_says_nothing_is_let_go(broker: Broker) -> None:
+async def test_a_connection_that_says_nothing_is_closed(broker: Broker) -> None:
     async with served(broker) as server, raw(server) as silent:
         assert await silent.rest() == b""
 

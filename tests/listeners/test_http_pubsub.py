@@ -4,21 +4,23 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from sulina.broker.broker import Broker
+from sulina.broker.options import BrokerOptions
 from sulina.broker.pubsub.node_subscribers import LocalSubscriber, SubscriberDelivery
-from sulina.broker.pubsub.peers import PeerEvents
+from sulina.broker.pubsub.peers import Loopback
 from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import NotOwner
 from sulina.listeners.http import HttpApp, make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.types import TopicName
 from sulina.wire.peer import AnyPeerFrame, Joined, JoinPartition
-from tests.listeners.conftest import no_websocket
+from tests.listeners.conftest import a_broker, no_websocket
 from tests.listeners.test_http import BATCH, RECORDS, TOPIC, publish, put, refused
 
 NAME = TopicName("default", "orders")
@@ -42,40 +44,49 @@ async def subscribe(broker: Broker, name: str) -> asyncio.Queue[SubscriberDelive
     return taken
 
 
-class FarNode:
-    """The connection with another broker, which a test makes and breaks."""
+class FarNode(Loopback):
+    """The connection with another broker, b2, which a test makes and breaks."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self) -> None:
+        super().__init__(BrokerOptions(data="").broker_id)
         self.is_there = False
         self.got: asyncio.Queue[AnyPeerFrame] = asyncio.Queue()
-        broker.pubsub.connect(self)
 
-    def listen(self, events: PeerEvents) -> None:
-        self.events = events
+    def is_up(self, broker_id: str) -> bool:
+        return self.is_there if broker_id == "b2" else super().is_up(broker_id)
 
-    def is_up(self, _broker_id: str) -> bool:
-        return self.is_there
+    def has_room(self, broker_id: str) -> bool:
+        return self.is_up(broker_id)
 
-    def has_room(self, _broker_id: str) -> bool:
-        return self.is_there
-
-    def send(self, _broker_id: str, frame: AnyPeerFrame) -> bool:
+    def send(self, broker_id: str, frame: AnyPeerFrame) -> bool:
+        if broker_id != "b2":
+            return super().send(broker_id, frame)
         if self.is_there:
             self.got.put_nowait(frame)
         return self.is_there
 
 
-async def subscribe_far_away(broker: Broker) -> None:
+@pytest.fixture
+def far() -> FarNode:
+    return FarNode()
+
+
+@pytest.fixture
+async def broker(tmp_path: Path, far: FarNode) -> AsyncIterator[Broker]:
+    async with a_broker(tmp_path / "data", peers=far) as broker:
+        yield broker
+
+
+async def subscribe_far_away(broker: Broker, far: FarNode) -> None:
     """A subscriber at a node that cannot be reached any more."""
-    far = FarNode(broker)
     far.is_there = True
-    far.events.up("b2", 1)
+    broker.pubsub.peer_up("b2", 1)
     topic_id = broker.topic_named(str(NAME)).stored.topic_id
-    far.events.frame("b2", JoinPartition(1, str(NAME), 0, 7, "far", topic_id=topic_id))
+    broker.pubsub.peer_frame("b2", JoinPartition(1, str(NAME), 0, 7, "far", topic_id=topic_id))
     while not isinstance(await far.got.get(), Joined):  # it is told to begin anew before
         pass
     far.is_there = False
-    far.events.down("b2", "a test has broken it")
+    broker.pubsub.peer_down("b2", "a test has broken it")
 
 
 # Options of a publish
@@ -93,9 +104,9 @@ async def test_producers_are_listed_f5(http: httpx.AsyncClient, broker: Broker) 
     refused(await http.get("/v1/topics/default/nothing/producers"), 404, "topic_not_found")
 
 
-async def test_p4_a_publish_has_options_in_its_body(http: httpx.AsyncClient, broker: Broker) -> None:
+async def test_p4_a_publish_has_options_in_its_body(http: httpx.AsyncClient, broker: Broker, far: FarNode) -> None:
     await put(http, delivery="non_reliable")
-    await subscribe_far_away(broker)
+    await subscribe_far_away(broker, far)
     await publish(http, "waits")
     refused(
         await http.post(RECORDS, json={"records": [{"value": "v"}], "partition_behavior": "drop"}),
@@ -109,9 +120,11 @@ async def test_p4_a_publish_has_options_in_its_body(http: httpx.AsyncClient, bro
     assert (metrics["accepted"], metrics["rejected"], metrics["queued"]) == (2, {"PartitionDrop": 2}, 2)
 
 
-async def test_p4_a_publish_of_any_body_has_options_in_its_head(http: httpx.AsyncClient, broker: Broker) -> None:
+async def test_p4_a_publish_of_any_body_has_options_in_its_head(
+    http: httpx.AsyncClient, broker: Broker, far: FarNode
+) -> None:
     await put(http, delivery="non_reliable", policy={"partition_behavior": "drop"})
-    await subscribe_far_away(broker)
+    await subscribe_far_away(broker, far)
     refused(await http.post(RECORDS, content=b"v", headers=RAW), 409, "partition_dropped")
     waits = {"sulina-partition-behavior": "delay_queue"}
     assert (await http.post(RECORDS, content=b"v", headers=RAW | waits)).json()["count"] == 1

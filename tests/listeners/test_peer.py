@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -46,15 +47,16 @@ async def test_two_brokers_talk_both_ways(a: Node, b: Node) -> None:
     await a.until(lambda: a.frames == {"b": [batch(2)]})
 
 
-async def test_each_pair_of_three_has_its_connection(a: Node, b: Node) -> None:
+async def test_each_pair_of_three_has_its_connection_and_each_one_itself(a: Node, b: Node) -> None:
     async with a_node("c") as c:
         await connect(a, b, c)
         for node in (a, b, c):
             for other in (a, b, c):
-                assert node.network.send(other.id, batch(ord(node.id))) == (node is not other)
+                assert node.network.send(other.id, batch(ord(node.id)))
+            assert not node.frames.get(node.id)  # in a later turn, as those of others
         for node in (a, b, c):
-            others = {other.id: [batch(ord(other.id))] for other in (a, b, c) if other is not node}
-            await node.until(lambda node=node, others=others: node.frames == others)  # type: ignore[misc]
+            sent = {other.id: [batch(ord(other.id))] for other in (a, b, c)}
+            await node.until(lambda node=node, sent=sent: node.frames == sent)  # type: ignore[misc]
             assert len(node.told) == 2
 
 
@@ -302,9 +304,8 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
     ],
 )
 async def test_a_hello_that_does_not_fit_is_refused_and_the_reason_is_logged(b: Node, first: bytes, says: str) -> None:
-    b.network.set_members({"a": (HOST, 1)})
-    b.network._members["c"] = (HOST, 1)  # known, and not dialled
-    with Logged() as logs:
+    with socket.create_server((HOST, 0)) as silent, Logged() as logs:
+        b.network.set_members({"a": (HOST, 1), "c": silent.getsockname()})  # c is dialled, and does not answer
         async with a_stranger(b.network.port) as stranger:
             await stranger.send(first)
             await stranger.until_closed()
@@ -517,6 +518,6 @@ async def test_the_end_waits_for_nobody_who_does_not_read_dial_or_say_hello() ->
             await b.network.close()
             assert b.told[-1] == ("down", "a", "this broker is closing")
             await silent.until_closed()
-            assert not b.network._tasks
-            assert not b.network._links
+            await reader.until_closed()
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("dial-")]
             await b.network.close()  # once more does no harm

@@ -144,7 +144,7 @@ class Owners:
         for name, broker in zip(names, await self.world.start(*names), strict=True):
             answer = partial(answer_peer, broker)
             network = self.networks[name] = PeerNetwork(name, 1, limits=QUICK, answer=answer)
-            broker.pubsub.connect(network)
+            network.listen(broker.pubsub)
             self.owners[name] = PeerOwners(network, owner_of=broker.cluster_handle.owner_of, answer=answer)
             await network.start(HOST, 0)
         self.connect()

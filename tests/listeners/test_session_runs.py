@@ -21,8 +21,7 @@ def publish(number: int, run: int) -> Publish:
 async def answers(session: ServerSession, count: int) -> dict[int, FromNode]:
     found: dict[int, FromNode] = {}
     while len(found) < count:
-        assert await session.outbox.wait()
-        frame = session.outbox.take()
+        frame = await session.outbox.take()
         assert isinstance(frame, Answer | Failed)
         found[frame.id] = frame
     return found
@@ -71,6 +70,11 @@ async def test_broken_runs_are_forgotten_in_time(broker: Broker) -> None:
     session = ServerSession(broker, SessionLimits(requests_max=10))
     for number in range(1, 100):
         await session.handle(publish(number, number))  # there is no such topic
-    assert len(session._broken_runs) == 10
+    await answers(session, 99)
+    await broker.put_topic(TOPIC, TopicSettings())
+    for run in (1, 89, 90, 99):
+        await session.handle(publish(100 + run, run))
+    found = await answers(session, 4)
+    assert [number for number, frame in sorted(found.items()) if isinstance(frame, Failed)] == [190, 199]
     async with asyncio.timeout(5):
         await session.close()

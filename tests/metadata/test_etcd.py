@@ -316,7 +316,7 @@ async def test_a_listing_of_many_pages_is_of_one_revision(store: EtcdMetadata, m
     await writing
 
 
-async def test_a_listing_begins_anew_when_its_history_is_compacted_under_it(
+async def test_a_listing_starts_again_when_its_history_is_compacted_under_it(
     own_server: EtcdServer, own: EtcdMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd_module, "PAGE_ENTRIES", 2)
@@ -621,7 +621,7 @@ async def test_a_token_that_has_expired_is_renewed(guarded: Guarded) -> None:
         await store.close()
 
 
-async def test_whoever_is_not_allowed_is_told_so_at_once(guarded: Guarded) -> None:
+async def test_a_client_without_permission_is_told_so_at_once(guarded: Guarded) -> None:
     began = time.monotonic()
     for wrong in ({"password": "wrong"}, {"user": "nobody"}, {"user": None, "password": None}):
         with pytest.raises(InvalidSettings):

@@ -247,7 +247,7 @@ async def test_slots_are_as_many_as_there_are_transactions_at_once(etcd: EtcdSer
     assert slots(etcd, store) == {}
 
 
-async def test_slots_that_went_with_their_lease_are_made_anew(etcd: EtcdServer, store: EtcdMetadata) -> None:
+async def test_slots_that_went_with_their_lease_are_made_again(etcd: EtcdServer, store: EtcdMetadata) -> None:
     await store.txn(puts=[Put("/a", b"1")])
     etcd.call("lease/revoke", {"ID": store.transactions.lease_id})
     assert slots(etcd, store) == {}

@@ -165,10 +165,10 @@ async def test_a_lease_whose_caller_went_away_ends_all_the_same(path: str) -> No
         asking.cancel()
         await asyncio.wait([asking])
         await store.expire()
-        assert len(store.deadlines) == 1
+        assert store.deadlines.count == 1
         clock.advance(10)
         await store.expire()
-        assert len(store.deadlines) == 0
+        assert store.deadlines.count == 0
 
 
 # One process at a time.
@@ -197,7 +197,7 @@ async def test_of_two_who_create_the_file_one_gets_it(path: str) -> None:
     assert sorted(os.listdir(os.path.dirname(path))) == ["metadata.db", "metadata.db.lock"]
 
 
-async def test_whoever_is_cancelled_while_opening_leaves_no_lock(path: str) -> None:
+async def test_an_open_that_is_cancelled_leaves_no_lock(path: str) -> None:
     opening = asyncio.create_task(SqliteMetadata.open(path))
     await asyncio.sleep(0)
     opening.cancel()
@@ -365,7 +365,7 @@ async def test_transactions_that_wait_share_a_sync(path: str, disk: Disk) -> Non
         assert disk.syncs <= 4
 
 
-async def test_whoever_was_just_answered_does_not_miss_the_next_group(path: str, disk: Disk) -> None:
+async def test_a_caller_that_was_just_answered_does_not_miss_the_next_group(path: str, disk: Disk) -> None:
     gate = Gate()
 
     async def write(writer: int) -> None:

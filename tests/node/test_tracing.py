@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from sulina.config import Settings
-from sulina.node.node import _options
+from sulina.node import Node
 from sulina.node.tracing import COUNT, Tracing
 from tests.support.otlp import Collector, attributes, collecting
 
@@ -83,13 +83,10 @@ async def test_a_collector_that_is_away_does_not_hold_up_the_end() -> None:
     assert time.monotonic() - started < 10
 
 
-async def test_u12_the_phases_of_an_unload_go_to_the_collector_that_is_configured(collector: Collector) -> None:
-    settings = Settings(otlp_endpoint=collector.url)
-    tracing = Tracing.start(settings)
-    assert tracing is not None
-    options = _options(settings, "data", 1000, tracing)
-    with options.span("unload seal", {"topic": "/default/orders", "partition": 1}):
+async def test_u12_the_phases_of_a_move_go_to_the_collector_that_is_configured(collector: Collector) -> None:
+    node = await Node.start(Settings(otlp_endpoint=collector.url, http="127.0.0.1:0"), volatile=True)
+    with node.broker.options.span("unload seal", {"topic": "/default/orders", "partition": 1}):
         pass
-    await tracing.stop()
+    await node.stop()
     (span,) = collector.spans
     assert (span.name, attributes(span)) == ("unload seal", {"topic": "/default/orders", "partition": 1})

@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 
 from sulina.config import Settings
+from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.node import Node
 from tests.cluster.conftest import pytest_runtest_makereport
 from tests.pubsub.forms import Form, Times
@@ -21,11 +22,8 @@ THERE = Times(2.0, 6.0)  # other tests may keep the machine busy
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_node() -> AsyncIterator[Node]:
-    settings = Settings(
-        http_port=0,
-        subscriber_timeout_seconds=HERE.subscriber_timeout,
-        suspended_ttl_seconds=HERE.suspended_ttl,
-    )
+    times = PubSubConfig(subscriber_timeout_seconds=HERE.subscriber_timeout, suspended_ttl_seconds=HERE.suspended_ttl)
+    settings = Settings(http="127.0.0.1:0", pubsub=times)
     node = await Node.start(settings, listen=False, volatile=True)
     yield node
     await node.stop()

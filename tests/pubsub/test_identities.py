@@ -83,7 +83,7 @@ async def test_p8_one_that_fails_hands_over_and_the_order_is_kept(form: Form) ->
     assert (failing.calls, failing.payloads) == (1, [])
 
 
-async def test_an_identity_of_a_topic_that_keeps_nothing_gets_what_comes(form: Form) -> None:
+async def test_an_identity_of_a_best_effort_topic_gets_what_comes(form: Form) -> None:
     topic = await form.topic(delivery="non_reliable")
     near, far = await form.others(topic)
     first, second, publisher = await form.open(near), await form.open(far), await form.at(near)

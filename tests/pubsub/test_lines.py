@@ -63,7 +63,7 @@ async def test_a_subscriber_begins_where_it_is_told(form: Form) -> None:
     assert await inboxes["latest"].wait(1) == [10]
 
 
-async def test_subscribers_of_a_topic_that_is_deleted_are_told_and_one_made_anew_is_another(form: Form) -> None:
+async def test_subscribers_of_a_deleted_topic_are_told_and_one_created_again_is_another(form: Form) -> None:
     """P2, P8: they are removed, with the reason; who subscribes to the new one gets all of it."""
     for delivery in ("reliable", "non_reliable"):
         topic = await form.topic(delivery=delivery)

@@ -268,7 +268,7 @@ def test_s5_a_second_maintainer_is_told_who_holds_the_table_and_until_when(tmp_p
         assert lease.number == 3
 
 
-def test_s5_a_lease_is_renewed_while_it_is_used_and_lost_to_whoever_came_after_it_ended(tmp_path: Path) -> None:
+def test_s5_a_lease_is_renewed_while_it_is_used_and_lost_to_the_next_holder_after_it_ended(tmp_path: Path) -> None:
     appended(tmp_path, [1])
     location, now = location_of(tmp_path), [1000.0]
     lease = take(location, recorded=0, seconds=30, clock=lambda: now[0])
@@ -360,7 +360,7 @@ def test_s5_two_processes_that_compact_at_once_while_a_stream_appends_keep_every
             racer.communicate(timeout=60)
 
 
-def test_s5_a_table_that_is_none_or_that_needs_more_than_we_do_is_refused(tmp_path: Path) -> None:
+def test_s5_a_path_without_a_table_and_a_table_that_needs_more_than_we_do_are_refused(tmp_path: Path) -> None:
     for act in (optimize, vacuum, lambda location: history(location, 5)):
         with pytest.raises(TableNotFound):
             act(location_of(tmp_path / "nowhere"))

@@ -62,7 +62,7 @@ def test_what_is_wrong_is_told_with_its_place(more: dict[str, Any], message: str
         parse({key: value for key, value in given(**more).items() if value is not None})
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_definition_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="cannot be read"):
         load(tmp_path / "nothing.toml")
     (tmp_path / "bad.toml").write_text("name = ")

@@ -145,7 +145,7 @@ def test_s10_a_name_that_cannot_be_registered_is_refused(
 
 async def test_s10_retention_waits_for_a_stream_with_a_name(tmp_path: Path) -> None:
     """What was read in a batch that is not done is still there, so that it can be read again."""
-    node = await Node.start(Settings(data=str(tmp_path), http_port=0))
+    node = await Node.start(Settings(data=str(tmp_path), http="127.0.0.1:0"))
     try:
         orders, name = TopicName.parse("/default/orders"), "/default/orders"
         policy = Policy(segment_bytes=1 << 16, batch_bytes_max=1 << 16, retention_bytes=1 << 16)

@@ -157,6 +157,7 @@ def test_s8_what_is_set_depends_on_where_it_runs_and_a_users_own_settings_stay(
 ) -> None:
     assert settings_for("local[4]") == SETTINGS | LOCAL_SETTINGS
     assert settings_for("spark://127.0.0.1:7077") == SETTINGS | LOOPBACK_SETTINGS
+    assert settings_for("spark://lake.example.com,[::1]:7077") == SETTINGS | LOOPBACK_SETTINGS
     assert settings_for("spark://lake.example.com:7077") == SETTINGS
     assert settings_for("yarn") == SETTINGS
     (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.driver.memory   8g\nspark.sql.session.timeZone=CET\n")
@@ -171,6 +172,11 @@ def test_s8_what_is_set_depends_on_where_it_runs_and_a_users_own_settings_stay(
 def test_s8_where_nobody_listens_that_is_said_at_once(where: dict[str, str]) -> None:
     with pytest.raises(SparkUnavailable, match=r"nobody listens at s.*://127\.0\.0\.1:1"):
         session(**where)  # type: ignore[arg-type]
+
+
+def test_s8_a_master_that_is_not_an_address_is_said_at_once() -> None:
+    with pytest.raises(InvalidSettings, match=r"'lake:http' is not an address: write HOST:PORT"):
+        settings_for("spark://lake:http")
 
 
 def test_s8_a_master_and_a_remote_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_u2_an_epoch_that_was_claimed_is_claimed_again_by_the_same_broker(world:
     again.store(world.next(again))
 
 
-def test_whoever_claims_is_asked_who_goes_on_and_asked_again_when_somebody_was_faster(world: World) -> None:
+def test_a_claim_asks_who_goes_on_and_asks_again_when_another_was_faster(world: World) -> None:
     asked: list[int] = []
 
     def holder_after(view: object) -> str:
@@ -255,7 +255,7 @@ def test_commits_come_back_by_version(world: World) -> None:
 @pytest.mark.parametrize(
     "archived", ["by its state", "by its commits", "by a state and later commits", "by merged slices"]
 )
-def test_l13_whoever_takes_over_knows_what_was_written_and_by_whom(world: World, archived: str) -> None:
+def test_l13_the_next_owner_knows_what_was_written_and_by_whom(world: World, archived: str) -> None:
     world.append(3)
     world.produce(7, 0, 1)
     world.produce(8, 0)

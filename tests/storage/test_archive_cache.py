@@ -60,7 +60,7 @@ def test_what_is_not_there_and_what_fails_is_asked_for_again() -> None:
     assert cache.get(("o", 0), Counted()) is not None
 
 
-def test_whoever_wants_what_is_being_fetched_waits_for_it() -> None:
+def test_a_second_reader_waits_for_what_is_being_fetched() -> None:
     cache, fetch = ArchiveCache(1000), Counted()
     begun, go = threading.Event(), threading.Event()
 

@@ -17,7 +17,7 @@ STEPS = 120
 
 
 @pytest.mark.timeout(60 + 3 * SEEDS)
-def test_u6_u14_whoever_takes_over_goes_on_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_u6_u14_the_next_owner_goes_on_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     """L2, L13: no acked record lost, no offset with two contents, no gap, versions go on, no stale owner acks."""
     total: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + SEEDS):

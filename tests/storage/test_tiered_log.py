@@ -290,7 +290,7 @@ async def test_l12_the_disk_keeps_what_the_archive_has_not(world: World) -> None
 
 
 @told
-async def test_a_directory_with_what_is_nowhere_else_is_kept_when_it_is_let_go(world: World) -> None:
+async def test_a_directory_with_what_is_nowhere_else_is_kept_when_it_is_released(world: World) -> None:
     a = await world.open("a", 1, LOCAL)
     await appended(a, 0, 1)
     await a.close()
@@ -486,7 +486,7 @@ async def test_an_archive_that_is_asked_for_what_is_gone_from_disk_that_very_mom
 
 
 @told
-async def test_l3_transactions_lose_to_whoever_commits_first(world: World) -> None:
+async def test_l3_transactions_lose_to_the_first_commit(world: World) -> None:
     a = await world.open("a", 1)
     await appended(a, 0)
     one, other = a.append_transactional(batch(1)), a.append_transactional(batch(2))

@@ -326,7 +326,7 @@ async def test_u7_an_archive_that_cannot_be_read_leaves_everything_as_it_is(worl
 
 
 @told
-async def test_u7_a_directory_that_is_taken_away_while_it_is_opened_is_not_begun_anew(world: World) -> None:
+async def test_u7_a_directory_that_is_taken_away_while_it_is_opened_is_not_started_again(world: World) -> None:
     a = await world.open("a", 1)
     await appended(a, *range(4))
     await a.drain()

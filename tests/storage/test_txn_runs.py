@@ -88,7 +88,7 @@ def test_every_txn_id_is_known_after_the_log_was_opened_again_l13() -> None:
     log.close()
     again = opened(files, clock)
     assert [published(again, number) for number in range(95)] == answers
-    assert len(again.commits.state.txns) == 95
+    assert again.commits.state.txns.count == 95
 
 
 def test_a_run_is_stored_once_whatever_checkpoints_name_it_l13() -> None:
@@ -118,7 +118,7 @@ def test_runs_whose_time_is_over_are_removed_l13() -> None:
     clock.advance(901)
     filled(log, range(100, 135))
     assert len(runs(files)) == 3
-    assert len(log.commits.state.txns) == 35
+    assert log.commits.state.txns.count == 35
     answer = published(log, 0)
     assert isinstance(answer, Appended)
     assert answer.version > 100, "it is written again"
@@ -272,7 +272,7 @@ class World:
         return sorted(found.name for found in self.store.list("topic") if is_run_name(found.name))
 
 
-def test_whoever_takes_over_knows_the_txn_ids_of_runs_too_l13() -> None:
+def test_the_next_owner_knows_the_txn_ids_of_runs_too_l13() -> None:
     world = World()
     world.archived(35)
     world.archived(20, state=False)

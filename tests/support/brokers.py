@@ -9,9 +9,8 @@ from pathlib import Path
 from sulina.broker.archives import Archives
 from sulina.broker.broker import Broker
 from sulina.broker.cluster.cluster import Cluster
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster_member import ClusterMember, entries_to_remember
-from sulina.broker.options import BrokerOptions, Span, no_span
+from sulina.broker.options import BrokerOptions, ClusterOptions, Span, no_span
 from sulina.core.cluster.entries import Registration
 from sulina.core.log.position import Position
 from sulina.core.records.record import StoredRecord

@@ -57,8 +57,15 @@ class BrokerProcess:
     """`sulina serve` as a broker, on one port and one directory, over many lives."""
 
     def __init__(
-        self, broker_id: str, folder: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        broker_id: str,
+        folder: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        serves_as: str | None = None,
     ) -> None:
+        """`serves_as` is the id that the process has instead of `broker_id`."""
         self._reserved = [_reserved()]
         self.broker_id = broker_id
         self.address = f"127.0.0.1:{self._reserved[0].getsockname()[1]}"
@@ -69,7 +76,7 @@ class BrokerProcess:
         self.etcd_proxy: FaultProxy | None = None
         self.store_proxy: HttpFaultProxy | None = None
         self.peer_proxy: PeerProxy | None = None
-        self._arguments = [*arguments, "--broker-id", broker_id]
+        self._arguments = [*arguments, "--broker-id", serves_as or broker_id]
         self._environment = dict(environment or {})
         self._serving: serving.Serving | None = None
 
@@ -213,7 +220,7 @@ class World:
 
     # Brokers
 
-    def add(self, broker_id: str, **environment: str) -> BrokerProcess:
+    def add(self, broker_id: str, *, serves_as: str | None = None, **environment: str) -> BrokerProcess:
         """One more broker, not started yet."""
         endpoints, endpoint = list(self.etcd.endpoints), self.s3.endpoint if self.s3 else None
         etcd_proxy = store_proxy = None
@@ -229,7 +236,7 @@ class World:
         if endpoint is not None:
             arguments += ["--objects-endpoint", endpoint]
             environment = S3_ENVIRONMENT | environment
-        broker = BrokerProcess(broker_id, self.folder, arguments, environment)
+        broker = BrokerProcess(broker_id, self.folder, arguments, environment, serves_as=serves_as)
         broker.etcd_proxy, broker.store_proxy = etcd_proxy, store_proxy
         if self.is_peer_proxied:
             broker.proxy_peers()

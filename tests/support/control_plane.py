@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView
+from sulina.broker.cluster import Cluster, ClusterOptions, ClusterView, OwnAssignment
 from sulina.broker.events import Event, EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
@@ -264,7 +264,7 @@ class Line:
             except TimeoutError:
                 raise _failed("no answer") from None
 
-    async def _call(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    async def call(self, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         await asyncio.sleep(self._chance.random() * 0.002)
         await self._pass()
         is_failing = self._chance.random() < self.failures
@@ -277,10 +277,10 @@ class Line:
         return answer
 
     async def get(self, key: str) -> Entry | None:
-        return await self._call(lambda: self._store.get(key))
+        return await self.call(lambda: self._store.get(key))
 
     async def list(self, prefix: str) -> Listing:
-        return await self._call(lambda: self._store.list(prefix))
+        return await self.call(lambda: self._store.list(prefix))
 
     async def txn(
         self, *, compares: Sequence[Compare] = (), puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -288,7 +288,7 @@ class Line:
         if self.held_up is not None and any(self.held_up in key for key in [*(put.key for put in puts), *deletes]):
             self.is_held_up.set()
             await self.let_through.wait()
-        return await self._call(lambda: self._store.txn(compares=compares, puts=puts, deletes=deletes))
+        return await self.call(lambda: self._store.txn(compares=compares, puts=puts, deletes=deletes))
 
     async def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         await self._pass()
@@ -311,13 +311,13 @@ class Line:
             yield changes
 
     async def lease(self, ttl_seconds: float) -> Lease:
-        return _LineLease(self, await self._call(lambda: self._store.lease(ttl_seconds)))
+        return _LineLease(self, await self.call(lambda: self._store.lease(ttl_seconds)))
 
     async def compact(self, revision: int) -> None:
-        await self._call(lambda: self._store.compact(revision))
+        await self.call(lambda: self._store.compact(revision))
 
     async def space(self) -> StoreSpace:
-        return await self._call(self._store.space)
+        return await self.call(self._store.space)
 
     async def close(self) -> None:
         pass
@@ -333,10 +333,10 @@ class _LineLease:
         return self._lease.lease_id
 
     async def keep_alive(self) -> float:
-        return await self._line._call(self._lease.keep_alive)
+        return await self._line.call(self._lease.keep_alive)
 
     async def revoke(self) -> None:
-        await self._line._call(self._lease.revoke)
+        await self._line.call(self._lease.revoke)
 
 
 def _failed(reason: str) -> MetadataFailed:
@@ -356,6 +356,16 @@ class Serving:
         self.unload_requests: list[tuple[PartitionName, UnloadRequest, int]] = []
         self.told: list[tuple[str, PartitionName]] = []
         self.broken: list[str] = []
+
+    def changed(self, partition: PartitionName, assigned: OwnAssignment | None) -> None:
+        if assigned is None:
+            self.lost(partition)
+            return
+        unload = assigned.unload
+        if unload is None or partition not in self.mine or self.mine[partition][1] != assigned.revision:
+            self.assigned(partition, assigned.epoch, assigned.revision)
+        if unload is not None:
+            self.unload_requested(partition, unload.value, unload.revision)
 
     def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
         self.broken += ["told twice"] if partition in self.mine else []
@@ -457,6 +467,9 @@ class Member:
         self.events += self._stream.take_nowait()
         return [event.type for event in self.events]
 
+    def stop_listening(self) -> None:
+        self._listening.__exit__(None, None, None)
+
     async def kill(self) -> None:
         """As a crash does: nothing is said, the lease runs out."""
         self.owner.end()
@@ -494,7 +507,7 @@ class World:
         for member in [*self.members.values(), *self._left]:
             self.store.broken += member.owner.broken
             await member.kill()
-            member._listening.__exit__(None, None, None)
+            member.stop_listening()
         await self.store.close()
         assert not self.store.broken, self.store.broken[:10]
 

@@ -66,7 +66,7 @@ class EtcdServer:
         directory.mkdir(parents=True, exist_ok=True)
         self._home = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
         self._process: subprocess.Popen[bytes] | None = None
-        self._peers: Sequence[EtcdServer] = [self]
+        self.peers: Sequence[EtcdServer] = [self]
         self.tls_context: ssl.SSLContext | None = None  # how to talk to it, where it has TLS
         self.choose_ports()
 
@@ -109,14 +109,14 @@ class EtcdServer:
                 return
             except NotStarted as failure:
                 self.kill()
-                if attempt == START_ATTEMPTS_MAX - 1 or len(self._peers) > 1:
+                if attempt == START_ATTEMPTS_MAX - 1 or len(self.peers) > 1:
                     pytest.fail(f"etcd did not start: {failure}\n{self.log()[-4000:]}")
                 self.choose_ports()
 
     def launch(self) -> None:
         """Start the process, and do not wait for it."""
         assert not self.is_running
-        peers = ",".join(f"{peer.name}=http://127.0.0.1:{peer.peer_port}" for peer in self._peers)
+        peers = ",".join(f"{peer.name}=http://127.0.0.1:{peer.peer_port}" for peer in self.peers)
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -266,7 +266,7 @@ class EtcdCluster:
         self.members = [EtcdServer(directory, name=name, arguments=arguments) for name in names]
         for member in self.members:
             member.port, member.peer_port = ports.pop(), ports.pop()
-            member._peers = self.members
+            member.peers = self.members
 
     @property
     def endpoints(self) -> list[str]:

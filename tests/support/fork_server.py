@@ -189,9 +189,9 @@ def _import_all() -> None:
 
     import sulina.cli.serve
     import sulina.metadata.etcd  # noqa: F401
-    from sulina.node.node import _use_kernels
+    from sulina.node.node import use_kernels
 
-    _use_kernels()
+    use_kernels()
 
 
 def _run(request: dict[str, Any], stdout: int, stderr: int, stdin: int) -> None:

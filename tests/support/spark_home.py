@@ -21,6 +21,7 @@ ARCHIVE = HOME / "classes.jsa"
 # No Java lives long in tests: what is compiled well comes too late for it.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ZIPS = "python/lib"
+KERNELS = ("tests/core/records/test_columns.py", "tests/core/records/test_rows.py", "tests/spark/test_decoding_avro.py")
 SECONDS_MAX = 600
 
 
@@ -42,7 +43,8 @@ def link(package: Path, home: Path) -> None:
 def make(home: Path) -> None:
     """Link the home, then start a session there that leaves its classes when it ends.
 
-    The tests are compiled meanwhile, on the other core: otherwise each worker of the first run does it for itself.
+    Tests and kernels are compiled meanwhile, on the other core: otherwise each process of the first run does it for
+    itself.
     """
     from pyspark.find_spark_home import _find_spark_home
 
@@ -51,9 +53,7 @@ def make(home: Path) -> None:
     dump = home / "classes.tmp"
     options = f"{JAVA_OPTIONS} -XX:ArchiveClassesAtExit={dump} -Xlog:disable"
     environment = os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options}
-    compiling = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-n", "0", "--collect-only"], stdout=subprocess.DEVNULL
-    )
+    compiling = subprocess.Popen([sys.executable, "-m", __spec__.name, "--compile"], stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-m", __spec__.name, "--run"], env=environment, timeout=SECONDS_MAX, check=True)
     dump.rename(home / ARCHIVE.name)
     compiling.wait(SECONDS_MAX)
@@ -73,7 +73,7 @@ def run() -> None:
         writer.trigger(availableNow=True).start().awaitTermination()
         spark.read.parquet(f"{folder}/rows").createOrReplaceTempView("rows")
         spark.sql("select odd, count(*), sum(id) from rows group by odd order by odd").collect()
-    gateway = SparkContext._gateway
+    gateway = SparkContext._gateway  # noqa: SLF001  (PySpark has no other way to end its Java process)
     assert gateway is not None
     spark.stop()
     gateway.shutdown()
@@ -81,8 +81,16 @@ def run() -> None:
     gateway.proc.wait(SECONDS_MAX)
 
 
+def compile_all() -> None:
+    """Load every test, and run those that use every kernel: what this compiles is kept for all that come later."""
+    for words in (["--collect-only"], [*KERNELS]):
+        subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *words], stdout=subprocess.DEVNULL, check=True)
+
+
 if __name__ == "__main__":
     if "--run" in sys.argv:
         run()
+    elif "--compile" in sys.argv:
+        compile_all()
     elif not ARCHIVE.exists() and shutil.which("java"):
         make(HOME)

@@ -9,6 +9,7 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -39,6 +40,8 @@ from sulina.storage.tiered_log import ArchiveHooks, Archiving, TieredLog
 from sulina.types import Epoch, PartitionName, TopicName
 
 _logger = structlog.get_logger("sulina.tiers")
+
+Report = TypeVar("Report", Sealed, Current)
 
 
 class ArchivedLogOpener:
@@ -84,13 +87,13 @@ class ArchivedLogOpener:
         revision = ownership.revision
         self._reported.pop(partition.name, None)
         await self._check_topic(partition.name, topic_id)
-        sealed = await self._sealed(partition.name)
+        sealed = await self._reported_in(keys.sealed_state(partition.name), Sealed)
         self._topic_ids[partition.name] = topic_id
-        current = await self._current(partition.name)
+        current = await self._reported_in(keys.archive_current(partition.name), Current)
         if current is not None and current.topic_id not in (None, topic_id):
             current = None  # of a topic that had this name before
         heard = witnesses(sealed, current, is_only_here=ownership.is_archived is False)
-        hooks = _Hooks(self, ownership)
+        hooks = _Hooks(self, self._writer, ownership)
         try:
             log = await self._open(partition, directory, topic_id, policy, options, heard, revision, hooks)
         except StaleEpoch as stale:
@@ -99,7 +102,8 @@ class ArchivedLogOpener:
         hooks.log = log
         try:
             async with ownership.archived_flag_lock:
-                await self._settle(ownership, revision, policy, log)
+                await self._tell_local(ownership, revision, policy, log)
+                await self._tell_archived(ownership, revision, policy, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._remove_sealed(ownership)
         except BaseException:
@@ -159,17 +163,15 @@ class ArchivedLogOpener:
             ArchiveFailed: what must be in the archive first could not be brought there.
         """
         ownership, revision = partition.ownership, partition.ownership.revision
-        await self._settle(ownership, revision, policy, log)
+        await self._tell_local(ownership, revision, policy, log)
         log.reconfigure(options, archiving(policy))
-        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
-            await log.catch_up()
-            await self._cluster.set_archived(ownership, revision, True)
+        await self._tell_archived(ownership, revision, policy, log)
 
     def local_retention(self, policy: Policy) -> Retention:
         """Return what a policy keeps on disk of what is in the archive."""
         return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
 
-    async def _settle(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_local(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
@@ -179,6 +181,12 @@ class ArchivedLogOpener:
                 keys.archive_current(ownership.name), msgspec.json.encode(self._current_of(ownership, log, None))
             )
             await self._cluster.set_archived(ownership, revision, False, puts=(report,))
+
+    async def _tell_archived(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
+        """Tell the cluster that the archive has all that is acknowledged, once that is so and remains so."""
+        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
+            await log.catch_up()
+            await self._cluster.set_archived(ownership, revision, True)
 
     def _current_of(self, ownership: PartitionOwnership, log: Log, name: str | None) -> Current:
         return Current(
@@ -201,24 +209,13 @@ class ArchivedLogOpener:
         if stored is None or stored.topic_id != topic_id or stored.is_deleting:
             raise TopicNotFound(topic=str(partition.topic))
 
-    async def _sealed(self, partition: PartitionName) -> Sealed | None:
-        """Read what the last owner has sealed. It is a witness only: one that cannot be read changes nothing."""
-        entry = await self._metadata.get(keys.sealed_state(partition))
-        if entry is None:
-            return None
+    async def _reported_in(self, key: str, kind: type[Report]) -> Report | None:
+        """Read what an owner has sealed or reported. It is a witness only: one that cannot be read changes nothing."""
+        entry = await self._metadata.get(key)
         try:
-            return msgspec.json.decode(entry.value, type=Sealed)
+            return None if entry is None else msgspec.json.decode(entry.value, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _logger.warning("sealed_state_damaged", partition=str(partition), error=str(error))
-            return None
-
-    async def _current(self, partition: PartitionName) -> Current | None:
-        """Read what an owner last reported. As with the sealed state, one that cannot be read changes nothing."""
-        entry = await self._metadata.get(keys.archive_current(partition))
-        try:
-            return None if entry is None else msgspec.json.decode(entry.value, type=Current)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _logger.warning("archive_report_damaged", partition=str(partition), error=str(error))
+            _logger.warning("report_damaged", key=key, error=str(error))
             return None
 
     async def _remove_sealed(self, ownership: PartitionOwnership) -> None:
@@ -258,13 +255,13 @@ class ArchivedLogOpener:
     async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int]:
         """Return the offsets that are not in the archive, up to where the last owner reported the end of its log."""
         view = await asyncio.to_thread(self._archives.of(partition, topic_id).load)
-        current = await self._current(partition)
+        current = await self._reported_in(keys.archive_current(partition), Current)
         said = current.end_offset if current is not None else 0
         return view.next_offset, max(view.next_offset, said)
 
     async def reported_ms(self, partition: PartitionName) -> int | None:
         """Return when the last owner reported how far its log had come; None: it never did."""
-        current = await self._current(partition)
+        current = await self._reported_in(keys.archive_current(partition), Current)
         return None if current is None else current.at_ms
 
     async def delete(self, topic: TopicName, stored: StoredTopic) -> None:
@@ -299,10 +296,6 @@ class ArchivedLogOpener:
         current = self._current_of(ownership, log, name)
         self._note(ownership, keys.archive_current(ownership.name), msgspec.json.encode(current))
 
-    async def settle(self, ownership: PartitionOwnership) -> None:
-        """Return when what was noted of a partition is written: once it is another's, it cannot be."""
-        await self._writer.write_notes(keys.archive_prefix(ownership.name))
-
     def _note(self, ownership: PartitionOwnership, key: str, value: bytes | None) -> None:
         self._writer.note(key, lambda: value, ownership.fences)
 
@@ -310,8 +303,9 @@ class ArchivedLogOpener:
 class _Hooks:
     """What the archive of one partition calls."""
 
-    def __init__(self, opener: ArchivedLogOpener, ownership: PartitionOwnership) -> None:
+    def __init__(self, opener: ArchivedLogOpener, writer: CursorWriter, ownership: PartitionOwnership) -> None:
         self._opener = opener
+        self._writer = writer
         self._ownership = ownership
         self.log: TieredLog | None = None
 
@@ -323,7 +317,8 @@ class _Hooks:
         self._opener.unindex(self._ownership, removed)
 
     async def settle(self) -> None:
-        await self._opener.settle(self._ownership)
+        """Return when what was noted is written: once the partition is another's, it cannot be."""
+        await self._writer.write_notes(keys.archive_prefix(self._ownership.name))
 
     def failed(self, error: Exception) -> None:
         _logger.warning("archive_failed", partition=str(self._ownership.name), error=str(error))

@@ -25,7 +25,6 @@ from sulina.broker.archives import Archives
 from sulina.broker.catalogue import Catalogue
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.cluster_control import ClusterControl
 from sulina.broker.cluster_handle import ClusterHandle, SharedCluster
@@ -34,13 +33,14 @@ from sulina.broker.cursors import CursorWriter
 from sulina.broker.events import EventStream
 from sulina.broker.metrics import Metrics
 from sulina.broker.node_load import NodeLoad
-from sulina.broker.options import BrokerOptions, NodeCounts
+from sulina.broker.options import BrokerOptions, ClusterOptions, NodeCounts
 from sulina.broker.other_owners import NoOtherOwners, OtherOwners
 from sulina.broker.partition import Log
 from sulina.broker.partition_logs import LocalLogOpener, LogOpener, PartitionLogs
 from sulina.broker.partition_owner import PartitionOwner
 from sulina.broker.producers import Producers
 from sulina.broker.pubsub.node_pubsub import NodePubSub
+from sulina.broker.pubsub.peers import PeerConnections
 from sulina.broker.readers import Readers
 from sulina.broker.run_to_completion import run_to_completion
 from sulina.broker.serving_state import ServingState
@@ -110,11 +110,12 @@ class Broker:
         registration: Registration | None = None,
         cluster_options: ClusterOptions | None = None,
         others: OtherOwners | None = None,
+        peers: PeerConnections | None = None,
     ) -> None:
         """Put a broker together.
 
         `registration` is how the brokers of its cluster see it, who share the metadata store; None: it is the only one.
-        `others` asks the owners of partitions that are not served here.
+        `others` asks the owners of partitions that are not served here, `peers` sends to subscribers at other brokers.
         """
         self.options = options
         self.counts = NodeCounts()
@@ -156,7 +157,7 @@ class Broker:
         self._offer_subscriptions()
         self.registered_readers = self._readers()
         self.producers = Producers(metadata, self._catalogue, cluster=self.cluster_handle, clock=self._clock)
-        self.pubsub = self._pubsub()
+        self.pubsub = self._pubsub(peers)
         self.registry.listen(self._topic_changed)
         self._collect_metrics()
 
@@ -291,7 +292,7 @@ class Broker:
             events=self.events,
         )
 
-    def _pubsub(self) -> NodePubSub:
+    def _pubsub(self, peers: PeerConnections | None) -> NodePubSub:
         return NodePubSub(
             self.options.broker_id,
             self._topics,
@@ -299,6 +300,7 @@ class Broker:
             config=self.options.pubsub,
             clock=self._clock,
             events=self.events,
+            peers=peers,
         )
 
     def _collect_metrics(self) -> None:
@@ -455,7 +457,7 @@ class Broker:
     async def _retain_regularly(self) -> None:
         await self.timekeeper.look()
         while True:
-            await asyncio.sleep(self.options.retention_interval_seconds)
+            await asyncio.sleep(self.options.storage.retention_interval_seconds)
             await self.retain()
 
     async def _reopen_regularly(self) -> None:
@@ -482,13 +484,15 @@ class Broker:
         Raises:
             SulinaError: nothing was appended.
         """
-        self._serving.check()
-        if self._topics.named(topic) is None:
+        if not self.is_ready:
+            self._serving.check()
+        if topic not in self._topics.by_text:
             await self.hear_of(TopicName.parse(topic))
         try:
-            return await self.topic_named(topic).accept(request)
+            known = self._topics.by_text.get(topic)
+            return await (self.topic_named(topic) if known is None else known).accept(request)
         except SulinaError as error:
-            known = self._topics.named(topic)
+            known = self._topics.by_text.get(topic)
             if known is not None:
                 known.rejected(error)
             elif (reason := reject_reason(error)) is not None:

@@ -97,7 +97,7 @@ class ClusterControl:
             NotServing: a partition has no owner yet.
         """
         cluster, topic = self._cluster, self._registry.topic(name)
-        if to is not None and to not in cluster.view.registrations:
+        if to is not None and to not in cluster.view.registrations and to not in cluster.view.loads:
             raise BrokerNotFound(broker=to, brokers=", ".join(sorted(cluster.view.registrations)))
         if partition is not None:
             topic.check_number(partition)
@@ -110,16 +110,15 @@ class ClusterControl:
             topic.check_idle()
         asked = []
         owners: dict[PartitionName, Ownership] = {}
-        for ownership in ownerships:
-            if ownership.name in waiting:
-                asked.append(await self._give_up(topic, ownership.name, to))
-            elif (owned := cluster.view.owner(ownership.name)) is not None and (owned.broker_id != to or give_up):
+        for at in [ownership.name for ownership in ownerships]:
+            owned = cluster.view.assignments.get(at)
+            if at in waiting:
+                asked.append(await self._give_up(topic, at, to))
+            elif owned is not None and (owned.broker_id != to or give_up):
                 by = self._handle.broker_id
-                wish = await cluster.request_unload(
-                    ownership.name, force=force, to=to, requested_by=by, give_up=give_up
-                )
-                asked.append(cluster.view.unload_info(ownership.name, wish))
-                owners[ownership.name] = owned
+                wish = await cluster.request_unload(at, force=force, to=to, requested_by=by, give_up=give_up)
+                asked.append(cluster.view.unload_info(at, wish))
+                owners[at] = owned
         if not force:
             await self._heard(owners)
         return asked
@@ -141,14 +140,17 @@ class ClusterControl:
     async def _heard(self, owners: dict[PartitionName, Ownership]) -> None:
         """Wait until other owners have heard of an unload, and raise if one refuses because consumers are attached."""
         view = self._cluster.view
-
-        def is_heard(name: PartitionName) -> bool:
-            held = view.unloads.get(name)
-            return held is None or held.value.step != UnloadStep.REQUESTED
-
-        await view.wait_for(lambda _: all(is_heard(name) for name in owners), REFUSED_SECONDS)
+        await view.wait_for(
+            lambda view: (
+                not any(
+                    held is not None and held.value.step == UnloadStep.REQUESTED
+                    for held in map(view.unloads.get, owners)
+                )
+            ),
+            REFUSED_SECONDS,
+        )
         for name, owner in owners.items():
-            if name not in view.unloads and view.owner(name) == owner:
+            if name not in view.unloads and view.assignments.get(name) == owner:
                 raise SubscriptionBusy(
                     topic=str(name.topic),
                     subscription="*",

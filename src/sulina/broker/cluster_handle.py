@@ -133,12 +133,9 @@ class SharedCluster:
         self.troubles: dict[PartitionName, str] = {}
         self._cluster = cluster
         self._metadata = metadata
+        self.may_ack = cluster.membership.may_ack
 
     # The right to serve
-
-    def may_ack(self) -> bool:
-        """Return whether this broker may still speak for what is assigned to it."""
-        return self._cluster.membership.may_ack()
 
     def lapsed(self) -> NotServing:
         """Return why nothing is acknowledged at this moment."""
@@ -253,7 +250,7 @@ class SharedCluster:
         """
         await self.wait_owned(partitions)
         view = self._cluster.view
-        return {each.partition: owned for each in partitions if (owned := view.owner(each)) is not None}
+        return {each.partition: owned for each in partitions if (owned := view.assignments.get(each)) is not None}
 
     async def wait_owned(self, partitions: Sequence[PartitionName]) -> None:
         """Return when each partition has an owner, or waits for the broker that alone has its records.
@@ -264,7 +261,7 @@ class SharedCluster:
         view = self._cluster.view
 
         def ownerless() -> list[PartitionName]:
-            return [name for name in partitions if view.owner(name) is None and not self.is_recovering(name)]
+            return [name for name in partitions if view.assignments.get(name) is None and not self.is_recovering(name)]
 
         if not await view.wait_for(lambda _: not ownerless(), PLACED_SECONDS):
             raise NotServing(reason=f"{min(ownerless())} has no owner yet")
@@ -276,7 +273,7 @@ class SharedCluster:
 
     def owner_of(self, partition: PartitionName) -> str | None:
         """Return the broker that serves a partition, if there is one."""
-        owned = self._cluster.view.owner(partition)
+        owned = self._cluster.view.assignments.get(partition)
         return None if owned is None else owned.broker_id
 
     def present(self) -> Collection[str]:

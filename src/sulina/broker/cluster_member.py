@@ -207,7 +207,7 @@ class ClusterMember:
         """Release the directories of partitions that others serve by now, and remove those of deleted topics."""
         view = self.cluster.view
         for partition in await self._logs.found():
-            topic, owned = self._topics.get(partition.topic), view.owner(partition)
+            topic, owned = self._topics.get(partition.topic), view.assignments.get(partition)
             if topic is not None and owned is not None and owned.broker_id != self._options.broker_id:
                 try:
                     await self._logs.release(partition, topic.stored.topic_id)

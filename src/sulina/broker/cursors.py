@@ -140,20 +140,14 @@ class CursorWriter:
 
     async def _run(self) -> None:
         while self._changed or self._notes or not self._stopping.is_set():
-            if not await self._is_due() or await self._write():
-                continue
-            if self._stopping.is_set():
-                return
-            await wait_or_timeout(self._stopping, self.delay_seconds)
-
-    async def _is_due(self) -> bool:
-        """Return whether something is due to be written; if nothing is, wait first until something may be."""
-        due = min(self._due, self._notes_due)
-        if self._waiting or self._stopping.is_set() or due <= _now():
-            return True
-        self._wake.clear()
-        await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
-        return False
+            due = min(self._due, self._notes_due)
+            if not self._waiting and not self._stopping.is_set() and due > _now():
+                self._wake.clear()
+                await wait_or_timeout(self._wake, None if due == math.inf else due - _now())
+            elif not await self._write():
+                if self._stopping.is_set():
+                    return
+                await wait_or_timeout(self._stopping, self.delay_seconds)
 
     def _set_due(self) -> None:
         if self._due == math.inf:
@@ -202,7 +196,9 @@ class CursorWriter:
             if key in failures:
                 _fail(waiters, failures[key] or NotServing(reason="the partition has another owner"))
             else:
-                _succeed(waiters)
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
         unwritten = [key for key, error in failures.items() if error is not None and key not in self._discarded]
         for key in unwritten:
             self._keep(key, group[key])
@@ -225,7 +221,13 @@ class CursorWriter:
         if not group:
             return {}
         try:
-            if await self._txn(group):
+            values = {key: write.stored() for key, write in group.items()}
+            done = await self._metadata.txn(
+                compares=list({fence for write in group.values() for fence in write.fences}),
+                puts=[Put(key, value) for key, value in values.items() if value is not None],
+                deletes=[key for key, value in values.items() if value is None],
+            )
+            if done.is_done:
                 return {}
             fenced = await self._fenced(group)
         except MetadataFailed as error:  # the same would happen to the others
@@ -248,15 +250,6 @@ class CursorWriter:
             failures |= await self._store({key: group[key] for key in some})
         return failures
 
-    async def _txn(self, group: Mapping[str, _Write]) -> bool:
-        values = {key: write.stored() for key, write in group.items()}
-        done = await self._metadata.txn(
-            compares=list({fence for write in group.values() for fence in write.fences}),
-            puts=[Put(key, value) for key, value in values.items() if value is not None],
-            deletes=[key for key, value in values.items() if value is None],
-        )
-        return done.is_done
-
     async def _fenced(self, group: Mapping[str, _Write]) -> list[str]:
         """Return the keys with a fence that does not hold, and never will again: revisions only increase."""
         if len(group) == 1:
@@ -275,12 +268,6 @@ def _fail(waiters: list[asyncio.Future[None]], error: Exception) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)
-
-
-def _succeed(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 def _now() -> float:

@@ -107,11 +107,10 @@ class Dispatcher:
     # Short calls, between the steps of the task
 
     def ack(self, consumer: ConsumerConnection, ranges: Sequence[Range]) -> int:
-        """Ack records; return how many of them the consumer held."""
+        """Ack records; return how many of them the consumer held. The caller has the cursor written."""
         count = self.dispatch.ack(consumer, ranges)
         if count:
             self._context.metrics.acked_records.inc(count)
-            self._context.changed()
             self.wake()
         return count
 
@@ -161,7 +160,8 @@ class Dispatcher:
             self._skip()
         wanted = None if self._is_paused else self.dispatch.want(self._log.view.next_offset)
         if wanted is None:
-            await self._pause(now)
+            due = self.dispatch.next_tick()
+            await wait_or_timeout(self._wake, None if due is None else max(0.0, due - now))
             return
         found = await read_while_owned(self._log, Offset(wanted[0]), self._context.may_send)
         if found is None or self._is_paused or not self._members.present:
@@ -190,10 +190,6 @@ class Dispatcher:
         self._context.metrics.delivered_records.inc(sum(end - start for start, end in delivery.ranges))
         assert isinstance(delivery.member, ConsumerConnection)
         delivery.member.deliver(ConsumerDelivery(self._partition.partition, delivery.attempt, data, delivery.ranges))
-
-    async def _pause(self, now: float) -> None:
-        due = self.dispatch.next_tick()
-        await wait_or_timeout(self._wake, None if due is None else max(0.0, due - now))
 
     def _skip(self) -> None:
         """Move the cursor past records that retention has removed."""

@@ -67,7 +67,9 @@ class Partition:
         log: Log | None = None
         try:
             while self._log is None:
-                await self._open()
+                if not self.ownership.is_ours:
+                    raise self.ownership.refusal()
+                await asyncio.shield(self._turn or self._begin(self._opener(self)))
             log = self._log
             yield log
         except LogClosed:
@@ -101,15 +103,7 @@ class Partition:
         """Return whether another broker may have more than is here."""
         return not self.ownership.may_ack(self.ownership.revision)
 
-    async def _open(self) -> None:
-        if not self.ownership.is_ours:
-            raise self.ownership.refusal()
-        if self._turn is None:
-            self._begin(self._opener(self))
-        assert self._turn is not None
-        await asyncio.shield(self._turn)
-
-    def _begin(self, work: Awaitable[Log | None]) -> None:
+    def _begin(self, work: Awaitable[Log | None]) -> "asyncio.Task[Log | None]":
         async def run() -> Log | None:
             try:
                 self._log = await work
@@ -118,6 +112,7 @@ class Partition:
                 self._turn = None
 
         self._turn = asyncio.create_task(run(), name=f"open {self.name}")
+        return self._turn
 
     @property
     def is_idle(self) -> bool:
@@ -134,9 +129,7 @@ class Partition:
         async def close() -> None:
             await log.close()
 
-        self._begin(close())
-        assert self._turn is not None
-        await asyncio.shield(self._turn)
+        await asyncio.shield(self._begin(close()))
 
     async def reopen(self) -> None:
         """Close a log that has stopped, and recover it from what is on disk; what follows goes into a new file."""
@@ -155,9 +148,7 @@ class Partition:
                 raise
             return opened
 
-        self._begin(again())
-        assert self._turn is not None
-        await asyncio.shield(self._turn)
+        await asyncio.shield(self._begin(again()))
 
     async def close(self) -> None:
         """Finish what was taken, then close the log. It is not opened again under this assignment."""

@@ -172,7 +172,7 @@ class PartitionLogs:
         self._files = files
         self._clock = clock
         self._events = events
-        self._waiting = ByteBudget(options.waiting_bytes_max)  # to be committed, in all logs together
+        self._waiting = ByteBudget(options.limits.waiting_bytes_max)  # to be committed, in all logs together
         self._background: set[asyncio.Task[None]] = set()
         self._opened: dict[Partition, None] = {}  # in the order in which they were
         self._troubles: dict[Partition, _Trouble] = {}
@@ -194,11 +194,11 @@ class PartitionLogs:
             if topic is None or partition not in topic.partitions:
                 raise TopicNotFound(topic=str(partition.name.topic))
             await self._own_directory(partition.name, topic.stored.topic_id)
+            policy = topic.policy
             log = await self.opener.open(partition, self.directory(partition.name), topic, self._options_of(topic))
-            while (policy := topic.policy) is not None:
-                await self._reconfigure(topic, partition, log)  # the policy may have changed meanwhile
-                if topic.policy is policy:
-                    break
+            while topic.policy is not policy:  # it has changed meanwhile
+                policy = topic.policy
+                await self._reconfigure(topic, partition, log)
         except OSError as error:
             self._opened.pop(partition, None)
             self._refused.pop(partition, None)
@@ -508,9 +508,9 @@ class PartitionLogs:
         assert policy.txn_ids_max is not None
         return LogOptions(
             broker_id=self._options.broker_id,
-            waiting_bytes_max=self._options.partition_waiting_bytes_max,
+            waiting_bytes_max=self._options.limits.partition_waiting_bytes_max,
             node_budget=self._waiting,
-            compress_checkpoints=self._options.compress_checkpoints,
+            compress_checkpoints=self._options.storage.compress_checkpoints,
             batches=topic.batch_limits,
             memory=MemoryLimits(txns=TxnLimits(seconds=policy.txn_id_seconds, txn_ids_max=policy.txn_ids_max)),
             segments=SegmentLimits(

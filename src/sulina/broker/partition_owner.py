@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import structlog
 
+from sulina.broker.cluster.assignee import OwnAssignment
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.memory import ClusterMemory
 from sulina.broker.cluster_handle import ClusterHandle
@@ -27,7 +29,7 @@ from sulina.core.cluster.entries import EpochEntry, UnloadRequest
 from sulina.errors import NotServing, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock
-from sulina.types import PartitionName, TopicName
+from sulina.types import PartitionName
 from sulina.waiting import wait_or_timeout
 
 AT_ONCE = 16  # partitions that are acquired or released
@@ -79,7 +81,9 @@ class PartitionOwner:
         self._logs = logs
         self._options = options
         self._events = events
-        self._clock = clock
+        self._unloading = partial(
+            Unloading, cluster=cluster, handle=handle, events=events, options=options, clock=clock, logs=logs
+        )
         self._partitions: dict[PartitionName, _Wanted] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._openings = asyncio.Semaphore(OPEN_AT_ONCE)
@@ -88,25 +92,21 @@ class PartitionOwner:
 
     # What the cluster says
 
-    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
-        wanted = self._partitions.setdefault(partition, _Wanted())
-        wanted.epoch, wanted.revision = epoch, revision
-        self._converge_soon(partition, wanted)
-
-    def lost(self, partition: PartitionName) -> None:
+    def changed(self, partition: PartitionName, assigned: OwnAssignment | None) -> None:
+        """Acquire a partition, or unload it as requested; without an assignment, release it."""
         wanted = self._partitions.get(partition)
-        if wanted is None:
-            return
-        wanted.epoch, wanted.unload = None, None
-        topic = self._topics.get(partition.topic)
-        if topic is not None and partition.partition < len(topic.ownerships):
-            topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
-        self._converge_soon(partition, wanted)
-
-    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
-        wanted = self._partitions.get(partition)
-        if wanted is not None and wanted.epoch is not None:
-            wanted.unload, wanted.unload_revision = unload, revision
+        if assigned is not None:
+            wanted = wanted or self._partitions.setdefault(partition, _Wanted())
+            if wanted.epoch is None or wanted.revision != assigned.revision:
+                wanted.epoch, wanted.revision = assigned.epoch, assigned.revision
+            if assigned.unload is not None:
+                wanted.unload, wanted.unload_revision = assigned.unload.value, assigned.unload.revision
+        elif wanted is not None:
+            wanted.epoch, wanted.unload = None, None
+            topic = self._topics.get(partition.topic)
+            if topic is not None and partition.partition < len(topic.ownerships):
+                topic.ownerships[partition.partition].release()  # at once: nothing more is acknowledged
+        if wanted is not None:
             self._converge_soon(partition, wanted)
 
     def topic_came(self, topic: Topic) -> None:
@@ -155,7 +155,9 @@ class PartitionOwner:
 
     async def _acquire(self, partition: PartitionName, wanted: _Wanted) -> None:
         self._options.failpoints(Failpoint.OWNER_ASSIGNED)
-        topic = await self._topic(partition.topic)
+        # The watch should bring the topic in a moment; else it is fetched.
+        topic = await self._topics.when_known(partition.topic, TOPIC_SECONDS)
+        topic = topic or await self._registry.fetch(partition.topic)
         epoch, revision = wanted.epoch, wanted.revision
         if epoch is None:
             return  # lost meanwhile
@@ -184,11 +186,6 @@ class PartitionOwner:
         topic = self._topics.get(partition.topic)
         return topic is not None and topic is not wanted.topic
 
-    async def _topic(self, name: TopicName) -> Topic | None:
-        """Return the topic that the watch should bring in a moment; else fetch it."""
-        topic = await self._topics.when_known(name, TOPIC_SECONDS)
-        return topic or await self._registry.fetch(name)
-
     async def _open(self, topic: Topic, partition: PartitionName) -> None:
         """Open a log that was left here: it may have something that is not archived yet."""
         async with self._openings:
@@ -200,7 +197,7 @@ class PartitionOwner:
 
     async def _release(self, partition: PartitionName, wanted: _Wanted) -> None:
         departure = wanted.departure
-        with departure.cleanup_span() if departure is not None else nullcontext():
+        with departure.span("cleanup") if departure is not None else nullcontext():
             await self._clean_up(partition)
         wanted.held = wanted.ready = wanted.unloaded = wanted.topic = wanted.departure = None
         self._handle.troubles.pop(partition, None)
@@ -215,35 +212,32 @@ class PartitionOwner:
         if topic is not None and partition.partition < len(topic.ownerships):
             ownership = topic.ownerships[partition.partition]
             ownership.release()
-            error = ownership.refusal()
-            topic.release_feed(partition.partition, error)
+            refusal = ownership.refusal()
+            topic.release_feed(partition.partition, refusal)
             if topic.is_reliable:
                 async with topic.lock:
                     for subscription in list(topic.subscriptions.values()):
-                        await subscription.release(partition.partition, error)
+                        await subscription.release(partition.partition, refusal)
                     await topic.partitions[partition.partition].close()
                     self._logs.closed(topic.partitions[partition.partition])
                     is_known = self._topics.get(partition.topic) is topic  # else it goes with the topic
                     if is_known and not self._comes_back(partition):
-                        await self._release_directory(partition, topic)
+                        try:
+                            await self._logs.release(partition, topic.stored.topic_id)
+                        except (SulinaError, OSError) as error:
+                            # It stays until somebody looks for leftovers: what is ours again must not wait for that.
+                            _logger.warning("directory_not_released", partition=str(partition), error=str(error))
                 self._options.failpoints(Failpoint.UNLOAD_LOCAL_REMOVED)
             else:
-                topic.dismiss_best_effort(error)
+                topic.dismiss_best_effort(refusal)
 
     def _comes_back(self, partition: PartitionName) -> bool:
         """Return whether only this broker may own a partition next: then its directory must stay."""
         view, broker_id = self._cluster.view, self._options.broker_id
-        owned, waiting = view.owner(partition), view.unassigned.get(partition)
+        owned, waiting = view.assignments.get(partition), view.unassigned.get(partition)
         if owned is not None:
             return owned.broker_id == broker_id
         return waiting is not None and waiting.value.is_recovering and waiting.value.from_broker == broker_id
-
-    async def _release_directory(self, partition: PartitionName, topic: Topic) -> None:
-        try:
-            await self._logs.release(partition, topic.stored.topic_id)
-        except (SulinaError, OSError) as error:
-            # It lies there until somebody looks for leftovers, or opens it: what is ours again must not wait for that.
-            _logger.warning("directory_not_released", partition=str(partition), error=str(error))
 
     async def _unload(self, partition: PartitionName, wanted: _Wanted, unload: UnloadRequest) -> None:
         topic = self._topics.get(partition.topic)
@@ -251,7 +245,7 @@ class PartitionOwner:
             raise NotServing(reason=f"there is no topic {partition.topic} any more")
         wanted.unload = None  # it is told again when the record changes
         revision = wanted.held
-        work = self._unloading(topic, partition.partition, revision)
+        work = self._unloading(topic, partition.partition, revision=revision)
         outcome = await work.run(unload, wanted.unload_revision)
         if outcome is UnloadOutcome.DONE:
             wanted.unloaded, wanted.departure = revision, work
@@ -263,19 +257,6 @@ class PartitionOwner:
             wish = self._cluster.view.unloads.get(partition)
             if wish is not None and wanted.held == revision:
                 wanted.unload, wanted.unload_revision = wish.value, wish.revision
-
-    def _unloading(self, topic: Topic, number: int, revision: int) -> Unloading:
-        return Unloading(
-            topic,
-            number,
-            cluster=self._cluster,
-            handle=self._handle,
-            revision=revision,
-            events=self._events,
-            options=self._options,
-            clock=self._clock,
-            logs=self._logs,
-        )
 
     def _in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -310,6 +291,6 @@ class PartitionOwner:
             return
         async with self._turns:
             try:
-                await self._unloading(topic, partition.partition, wanted.held).leave()
+                await self._unloading(topic, partition.partition, revision=wanted.held).leave()
             except (SulinaError, OSError) as error:
                 _logger.warning("partition_not_given_back", partition=str(partition), error=str(error))

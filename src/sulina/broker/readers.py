@@ -265,7 +265,7 @@ class Readers:
         self, name: str, topic: TopicName, positions: Mapping[int, int], entries: Mapping[str, Entry]
     ) -> None:
         """Check that there is room for more positions, if need be without those that are expired."""
-        limit = self._options.reader_positions_max
+        limit = self._options.limits.reader_positions_max
         new = sum(keys.reader_position(name, PartitionName(topic, number)) not in entries for number in positions)
         if not new:
             return

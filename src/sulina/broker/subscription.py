@@ -97,6 +97,7 @@ class Subscription:
         self.cursors: dict[int, Cursor] = {}  # of the partitions that are served here
         self._released: dict[int, Cursor] = {}  # of partitions that were released, as they were then
         self._context = context
+        self._cursor_keys = [keys.cursor(context.topic, name, p.name.partition) for p in context.partitions]
         self._rules = rules
         self._dispatchers: dict[int, Dispatcher] = {}
         self._lock = asyncio.Lock()
@@ -407,13 +408,17 @@ class Subscription:
 
     def ack(self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]) -> int:
         """Ack records; return how many of them the consumer held. The cursor is written soon."""
-        return self._dispatcher(partition, ranges).ack(consumer, ranges)
+        dispatcher = self._dispatcher(partition, ranges)
+        count = dispatcher.ack(consumer, ranges)
+        if count:
+            self._write(partition, dispatcher.dispatch.cursor)
+        return count
 
     def ack_durably(
         self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range]
     ) -> tuple[int, asyncio.Future[None]]:
         """Ack records; return how many of them the consumer held, and a future for the cursor to be durable."""
-        return self.ack(consumer, partition, ranges), self._durable(partition)
+        return self._dispatcher(partition, ranges).ack(consumer, ranges), self._durable(partition)
 
     def nack(
         self, consumer: ConsumerConnection, partition: int, ranges: Sequence[Range], delay_seconds: float | None
@@ -422,12 +427,11 @@ class Subscription:
         return self._dispatcher(partition, ranges).nack(consumer, ranges, delay_seconds)
 
     def _write(self, number: int, cursor: Cursor) -> None:
-        key = keys.cursor(self._context.topic, self.name, number)
-        self._context.writer.changed(key, cursor.stored, self.fences(number))
+        self._context.writer.changed(self._cursor_keys[number], cursor.stored, self.fences(number))
 
     def _durable(self, partition: int) -> asyncio.Future[None]:
-        key = keys.cursor(self._context.topic, self.name, partition)
-        return self._context.writer.durable(key, self.cursors[partition].stored, self.fences(partition))
+        key, stored = self._cursor_keys[partition], self.cursors[partition].stored
+        return self._context.writer.durable(key, stored, self.fences(partition))
 
     def fences(self, number: int) -> list[Compare]:
         """Return what must hold for this node to write the cursor of a partition.
@@ -459,12 +463,12 @@ class Subscription:
 
         When the metadata store is lost, the next owner may not have its cursor yet.
         """
-        topic, known = self._context.topic, {**self._released, **self.cursors}
-        return {keys.cursor(topic, self.name, number): cursor.stored() for number, cursor in known.items()}
+        known = {**self._released, **self.cursors}
+        return {self._cursor_keys[number]: cursor.stored() for number, cursor in known.items()}
 
     def cursor_keys(self) -> list[str]:
         """Return the keys under which the cursors are stored."""
-        return [keys.cursor(self._context.topic, self.name, number) for number in self.cursors]
+        return [self._cursor_keys[number] for number in self.cursors]
 
     def lag(self) -> int | None:
         """Return the number of records that are not acked; None: the log of a partition is not open."""

@@ -116,10 +116,10 @@ class SubscriptionAdmin:
             raise TopicNotFound(topic=str(name))
         if subscription in topic.subscriptions:
             return False
-        if self._counts.subscriptions >= self._options.subscriptions_max:
-            raise LimitReached(kind="subscriptions", limit=self._options.subscriptions_max)
-        if self._counts.cursors + len(topic.partitions) > self._options.cursors_max:
-            raise LimitReached(kind="cursors", limit=self._options.cursors_max)
+        if self._counts.subscriptions >= self._options.limits.subscriptions_max:
+            raise LimitReached(kind="subscriptions", limit=self._options.limits.subscriptions_max)
+        if self._counts.cursors + len(topic.partitions) > self._options.limits.cursors_max:
+            raise LimitReached(kind="cursors", limit=self._options.limits.cursors_max)
         cursors = {number: Cursor(offset) for number, offset in starts.items()}
         await self._catalogue.create_subscription(name, subscription, settings, topic.stored.partitions, cursors)
         return True
@@ -215,8 +215,8 @@ class SubscriptionAdmin:
         topic = self._registry.topic(name)
         topic.check_served()
         checked_subscription(subscription)
-        if self._counts.consumers >= self._options.consumers_max:
-            raise LimitReached(kind="consumers", limit=self._options.consumers_max)
+        if self._counts.consumers >= self._options.limits.consumers_max:
+            raise LimitReached(kind="consumers", limit=self._options.limits.consumers_max)
         if topic.is_reliable:
             known, _ = await self._subscription(topic, subscription, settings)
             await known.attach(consumer, settings)

@@ -143,11 +143,7 @@ class Topic:
         ]
         self.lock = asyncio.Lock()  # for partitions that come and go
         self.fixing = asyncio.Lock()  # of the schema, by the first record
-        self.own_policy = policy
-        self.policy = resolved(policy, namespace_policy)
-        self.schema = schema
-        self.schema_id = schema.fingerprint
-        self.check_value = checker(schema)
+        self._set(policy, namespace_policy, schema)
         self.metrics = metrics
         self._options = options
         self._counts = counts
@@ -216,7 +212,7 @@ class Topic:
         else:
             number = await asyncio.to_thread(self._choose, request)
         ownership = self.ownerships[number]
-        has_values_to_check = needs_check(self.schema, self.policy, request.schema_id)
+        has_values_to_check = self._checks_unnamed if request.schema_id is None else self._checks_named
         while True:
             # The check before the write: a broker that has lost the partition must not append to its log. Whatever is
             # awaited below is followed by another turn, so nothing is awaited between the last check and the append.
@@ -339,10 +335,16 @@ class Topic:
 
     def change(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
         """Go on with another policy and schema. The logs are told by `PartitionLogs.reconfigure`."""
-        self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
-        self.schema, self.schema_id, self.check_value = schema, schema.fingerprint, checker(schema)
+        self._set(policy, namespace_policy, schema)
         for subscription in self.subscriptions.values():
             subscription.rules = self.rules
+
+    def _set(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
+        self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
+        self.schema, self.schema_id, self.check_value = schema, schema.fingerprint, checker(schema)
+        # Whether the values of a publish are checked: of one that names no schema, and of one that names this one.
+        self._checks_unnamed = needs_check(schema, self.policy, None)
+        self._checks_named = needs_check(schema, self.policy, self.schema_id)
 
     @property
     def rules(self) -> DispatchRules:

@@ -93,8 +93,8 @@ class TopicAdmin:
         for topic in self._topics.of_namespace(namespace):
             self._registry.check_policy(resolved(topic.own_policy, policy))
         is_new = namespace not in self._registry.namespaces
-        if is_new and len(self._registry.namespaces) >= self._options.namespaces_max:
-            raise LimitReached(kind="namespaces", limit=self._options.namespaces_max)
+        if is_new and len(self._registry.namespaces) >= self._options.limits.namespaces_max:
+            raise LimitReached(kind="namespaces", limit=self._options.limits.namespaces_max)
         unchanged: list[Compare] = []
         if policy.dead_letter is not None:
             target = TopicName.parse(policy.dead_letter)

@@ -145,7 +145,7 @@ class TopicRegistry:
         Raises:
             TopicNotFound, InvalidName, CorruptCommit: there is no such topic, or it cannot be served.
         """
-        topic = self.topics.named(text)
+        topic = self.topics.by_text.get(text)
         return topic if topic is not None else self.topic(TopicName.parse(text))
 
     def subscription(self, name: TopicName, subscription: str) -> Subscription:
@@ -514,10 +514,10 @@ class TopicRegistry:
             raise NamespaceNotFound(namespace=name.namespace)
         self.check_policy(resolved(settings.policy, namespace))
         options = self._options
-        if len(self.topics) >= options.topics_max:
-            raise LimitReached(kind="topics", limit=options.topics_max)
-        if self._counts.partitions + settings.partitions > options.partitions_max:
-            raise LimitReached(kind="partitions", limit=options.partitions_max)
+        if len(self.topics) >= options.limits.topics_max:
+            raise LimitReached(kind="topics", limit=options.limits.topics_max)
+        if self._counts.partitions + settings.partitions > options.limits.partitions_max:
+            raise LimitReached(kind="partitions", limit=options.limits.partitions_max)
         now_ms = int(self._clock.now() * 1000)
         stored = StoredTopic(settings.delivery, settings.partitions, now_ms, secrets.token_hex(8))
         await self.catalogue.create_topic(

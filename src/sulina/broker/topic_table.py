@@ -17,7 +17,7 @@ class TopicTable:
 
     def __init__(self) -> None:
         self._by_name: dict[TopicName, Topic] = {}
-        self._by_text: dict[str, Topic] = {}  # the same topics, by `/ns/topic`
+        self.by_text: dict[str, Topic] = {}  # the same topics, by `/ns/topic`, as a request names them
         self._news = asyncio.Event()  # set, and replaced, when a topic was added, changed or removed
 
     def __getitem__(self, name: TopicName) -> Topic:
@@ -36,10 +36,6 @@ class TopicTable:
     def get(self, name: TopicName) -> Topic | None:
         """Return a topic; None: it does not exist, as far as is known here."""
         return self._by_name.get(name)
-
-    def named(self, text: str) -> Topic | None:
-        """Return the topic of `/ns/topic`, as a request names it; None: it does not exist, as far as is known here."""
-        return self._by_text.get(text)
 
     def of_namespace(self, namespace: str) -> Iterator[Topic]:
         """Iterate over the topics of a namespace."""
@@ -77,11 +73,11 @@ class TopicTable:
 
     def add(self, topic: Topic) -> None:
         """Make a topic known."""
-        self._by_name[topic.name] = self._by_text[str(topic.name)] = topic
+        self._by_name[topic.name] = self.by_text[str(topic.name)] = topic
 
     def remove(self, topic: Topic) -> None:
         """Make a topic unknown."""
-        del self._by_name[topic.name], self._by_text[str(topic.name)]
+        del self._by_name[topic.name], self.by_text[str(topic.name)]
 
     def announce(self) -> None:
         """Wake everybody who waits for a topic."""

@@ -148,13 +148,13 @@ class Unloading:
 
     async def leave(self) -> None:
         """Give the partition back because this broker stops. What is on its disk is cleaned up when it starts again."""
-        with self._span("quiesce"):
+        with self.span("quiesce"):
             await self._quiesce()
-        with self._span("commit"):
+        with self.span("commit"):
             await self._pause()
-        with self._span("seal"):
+        with self.span("seal"):
             self._drained = await self._seal() if self._has_something() else None
-        with self._span("unassign"):
+        with self.span("unassign"):
             name = self._ownership.name
             is_done = await self._cluster.unassign(name, self._revision, reason=Reason.STOPPED, to=None)
         if is_done:
@@ -165,10 +165,6 @@ class Unloading:
         if not self._topic.is_reliable:
             return False
         return self._ownership.is_archived is not True or self._topic.partitions[self._number].log_if_open is not None
-
-    def cleanup_span(self) -> AbstractContextManager[Any]:
-        """Trace the last phase, in which the owner deletes what is here."""
-        return self._span("cleanup")
 
     def tell_unloaded(self) -> None:
         """Emit the final event: nothing of the unload is left to do."""
@@ -236,22 +232,22 @@ class Unloading:
     async def _hand_back(self, unload: UnloadRequest, record_revision: int) -> None:
         name = self._ownership.name
         async with asyncio.timeout(self._options.unload_seconds_max):
-            with self._span("quiesce"):
+            with self.span("quiesce"):
                 await self._quiesce()
                 record_revision = await self._cluster.advance_unload(
                     name, unload, record_revision, step=UnloadStep.QUIESCED
                 )
                 self._options.failpoints(Failpoint.UNLOAD_QUIESCED)
-            with self._span("commit"):
+            with self.span("commit"):
                 await self._pause()
                 record_revision = await self._cluster.advance_unload(
                     name, unload, record_revision, step=UnloadStep.PAUSED
                 )
                 self._options.failpoints(Failpoint.UNLOAD_PAUSED)
-            with self._span("seal"):
+            with self.span("seal"):
                 self._drained = await self._seal()
                 await self._cluster.advance_unload(name, unload, record_revision, step=UnloadStep.SEALED)
-            with self._span("unassign"):
+            with self.span("unassign"):
                 self._is_unassigning = True
                 is_done = await self._cluster.unassign(name, self._revision, reason=Reason.UNLOADED, to=unload.to)
                 if not is_done:
@@ -299,6 +295,7 @@ class Unloading:
         self._options.failpoints(Failpoint.UNLOAD_SEALED_STATE)
         return drained
 
-    def _span(self, phase: str) -> AbstractContextManager[Any]:
+    def span(self, phase: str) -> AbstractContextManager[Any]:
+        """Trace a phase; the last one, `cleanup`, is the owner's, who deletes what is here."""
         attributes = {"topic": str(self._topic.name), "partition": self._number}
         return self._options.span(f"unload {phase}", attributes)

@@ -52,7 +52,7 @@ def drain(
     wait
         Show the progress until the broker owns no partition.
     """
-    draining = _DrainProgress(broker, is_silent=remote.json)
+    draining = DrainProgress(broker, is_silent=remote.json)
     info = remote.run(lambda client: draining.run(client, waits=wait))
     if remote.json:
         terminal.print_json(info)
@@ -96,24 +96,24 @@ def row(info: "BrokerInfo") -> tuple[Any, ...]:
     )
 
 
-class _DrainProgress:
+class DrainProgress:
     """The progress of a drain, read from the cluster's state and shown."""
 
     def __init__(self, broker: str, *, is_silent: bool) -> None:
         self._broker, self._is_silent = broker, is_silent
-        self._left = self.first = 0
+        self.left = self.first = 0
         self._notes: list[str] = []
         self.seconds = 0.0
 
     async def run(self, client: "Client", *, waits: bool) -> "BrokerInfo":
         """Drain the broker, and return its state at the end."""
         info = await client.admin.drain_broker(self._broker)
-        self._left = self.first = info.partitions
+        self.left = self.first = info.partitions
         if not waits:
             return info
         started = time.monotonic()
         try:
-            with terminal.live(self._show, is_silent=self._is_silent) as draw:
+            with terminal.live(self.show, is_silent=self._is_silent) as draw:
                 while info.partitions:
                     await asyncio.sleep(POLL_SECONDS)
                     cluster = await client.admin.cluster()
@@ -138,14 +138,14 @@ class _DrainProgress:
             for unload in cluster.unloads
             if unload.error and unload.from_broker == self._broker
         ]
-        is_new = notes != self._notes or info.partitions != self._left
-        self._notes, self._left = notes, info.partitions
+        is_new = notes != self._notes or info.partitions != self.left
+        self._notes, self.left = notes, info.partitions
         if is_new and not self._is_silent and not sys.stderr.isatty():
-            terminal.say(f"{self.seconds:6.1f} s  {terminal.counted(self._left, 'partition')} left")
+            terminal.say(f"{self.seconds:6.1f} s  {terminal.counted(self.left, 'partition')} left")
             for note in notes:
                 terminal.say(note)
 
-    def _show(self) -> "RenderableType":
+    def show(self) -> "RenderableType":
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -154,7 +154,7 @@ class _DrainProgress:
         line = Table.grid(padding=(0, 2, 0, 0))
         line.add_row(
             Text(f"{self._broker} drains"),
-            ProgressBar(total=self.first, completed=self.first - self._left, width=40),
-            Text(f"{self._left} of {terminal.counted(self.first, 'partition')} left, {self.seconds:.0f} s"),
+            ProgressBar(total=self.first, completed=self.first - self.left, width=40),
+            Text(f"{self.left} of {terminal.counted(self.first, 'partition')} left, {self.seconds:.0f} s"),
         )
         return Group(line, *(Text(note, style="yellow") for note in self._notes))

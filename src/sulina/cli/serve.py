@@ -7,25 +7,12 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from sulina.addresses import address_text
 from sulina.cli import terminal
-from sulina.cli.flags.cluster import ALONE, ClusterFlags
-from sulina.config import (
-    DEFAULT_BROKER_ID,
-    DEFAULT_DATA,
-    DEFAULT_HTTP,
-    DEFAULT_METRICS_EVENT_SECONDS,
-    DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS,
-    DEFAULT_SUSPENDED_TTL_SECONDS,
-    LogFormat,
-    LogLevel,
-    Settings,
-)
+from sulina.cli.flags.settings import ALONE, NOTHING_GIVEN, ClusterFlags, NodeFlags
+from sulina.config import Settings
 from sulina.config import load as load_settings
 from sulina.errors import LogLocked, NotServing, SulinaError
 
@@ -38,64 +25,21 @@ _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EACCES)
 
 def serve(
     *,
-    data: Annotated[str | None, Parameter(show_default=DEFAULT_DATA)] = None,
-    http: Annotated[str | None, Parameter(show_default=DEFAULT_HTTP)] = None,
-    broker_id: Annotated[str | None, Parameter(show_default=DEFAULT_BROKER_ID)] = None,
-    subscriber_timeout_seconds: Annotated[
-        float | None, Parameter(show_default=f"{DEFAULT_SUBSCRIBER_TIMEOUT_SECONDS:g}")
-    ] = None,
-    suspended_ttl_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_SUSPENDED_TTL_SECONDS:g}")] = None,
-    compress_checkpoints: bool | None = None,
-    metrics_event_seconds: Annotated[float | None, Parameter(show_default=f"{DEFAULT_METRICS_EVENT_SECONDS:g}")] = None,
+    node: NodeFlags = NOTHING_GIVEN,
     cluster: ClusterFlags = ALONE,
     config: str | None = None,
-    insecure: bool | None = None,
-    log_format: LogFormat | None = None,
-    log_level: LogLevel | None = None,
     json: bool = False,
 ) -> None:
     """Start a node, and serve until SIGTERM or Ctrl-C.
 
     Parameters
     ----------
-    data
-        Directory for all stored data; created if it does not exist.
-    http
-        HOST:PORT to listen on for HTTP and WebSocket; port 0 picks a free port.
-    broker_id
-        ID of this node. In a cluster it must be unique, and must stay the same after a restart.
-    subscriber_timeout_seconds
-        Suspend a subscriber that does not ack a batch within this time.
-    suspended_ttl_seconds
-        Remove a suspended subscriber that does not recover within this time.
-    compress_checkpoints
-        Compress checkpoints of logs with gzip: smaller files, slightly more CPU time.
-    metrics_event_seconds
-        Interval of metrics events, sent only while a client listens to events.
     config
         TOML file with settings. Default: ./sulina.toml if it exists.
-    insecure
-        Allow an address that other machines can reach, although the node has no TLS and no authentication yet.
-    log_format
-        Log format on standard error. Default: `console` in a terminal, `json` otherwise.
-    log_level
-        Lowest log level to emit.
     json
         Print one line of JSON (url, data, broker_id, pid) when the node is ready.
     """
-    flags = {
-        "data": data,
-        "http": http,
-        "broker_id": broker_id,
-        "subscriber_timeout_seconds": subscriber_timeout_seconds,
-        "suspended_ttl_seconds": suspended_ttl_seconds,
-        "compress_checkpoints": compress_checkpoints,
-        "metrics_event_seconds": metrics_event_seconds,
-        "insecure": insecure,
-        "log_format": log_format,
-        "log_level": log_level,
-        **asdict(cluster),
-    }
+    flags = node.given() | cluster.given()
     settings = load_settings(flags, file=config, log_format="console" if sys.stderr.isatty() else "json")
     from sulina.node import logs
 

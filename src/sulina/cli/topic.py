@@ -1,15 +1,16 @@
 """Commands `sulina topic create|list|show|delete|producers|subscribers|lookup|unload|move|cancel-move`."""
 
-import time
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
 from sulina.cli import terminal
 from sulina.cli.flags.policy import NOTHING_SAID, PolicyFlags, policy_text
-from sulina.cli.flags.remote import HERE, Remote, check_broker, topic_name
-from sulina.cli.terminal import moves as move_view
-from sulina.errors import InvalidInput, InvalidSettings, LogIncomplete, TopicNotFound
+from sulina.cli.flags.remote import HERE, Remote, topic_name
+from sulina.cli.terminal.moves import MoveView, lost_text
+from sulina.core.cluster.entries import MoveEnd
+from sulina.errors import InvalidInput, InvalidSettings, LogIncomplete, SulinaError, TopicNotFound
 
 if TYPE_CHECKING:
     from sulina.client import Client
@@ -379,20 +380,19 @@ class _MoveCommand:
             if missing and not _is_given_up_for_good(missing):
                 terminal.say("nothing was discarded")
                 return 1
-        moves = self._remote.run(lambda client: self._ask(client, waits=waits))
-        if not moves and not self._remote.json:
+        view = MoveView(is_silent=self._remote.json or not waits)
+        self._remote.run(lambda client: self._move(client, view, waits=waits))
+        if not view.moves and not self._remote.json:
             owner = f"{self._to} owns" if self._to else "no broker owns"
             terminal.done(f"nothing to move: {owner} {self._topic}" + (" already" if self._to else ""))
             return 0
-        code = move_view.conclude(moves, as_json=self._remote.json)
+        code = view.conclude(as_json=self._remote.json)
         return code if waits else 0
 
     async def _find_lost(self, client: "Client") -> "list[UnloadInfo]":
         """Return the recovering partitions: only the disk of a lost broker has all their records."""
         found = await client.admin.moves(self._topic)
-        return [
-            info for info in found if info.step == move_view.RECOVERING and self._partition in (None, info.partition)
-        ]
+        return [info for info in found if info.step == MoveEnd.RECOVERING and self._partition in (None, info.partition)]
 
     async def _find_missing(self, client: "Client") -> list[str]:
         """Return what is missing from the partitions that are closed because records are missing."""
@@ -405,22 +405,33 @@ class _MoveCommand:
                     texts.append(str(missing))
         return texts
 
-    async def _ask(self, client: "Client", *, waits: bool) -> list[move_view.PartitionMove]:
-        if self._to is not None:
-            await check_broker(client, self._to)
-        before, since = await client.admin.placement(self._topic), time.monotonic()
-        asked = await client.admin.move_topic(
-            self._topic,
-            force=self._force,
-            to=self._to,
-            partition=self._partition,
-            give_up=self._give_up,
-            wait=False,
-        )
-        moves = move_view.begun(asked, before)
-        if waits and moves:
-            await move_view.watch(client, self._topic, moves, since=since, is_silent=self._remote.json)
-        return moves
+    async def _move(self, client: "Client", view: MoveView, *, waits: bool) -> None:
+        """Ask for the moves and, if the command waits, show them until they have ended."""
+        with terminal.live(view.table, is_silent=not waits or self._remote.json) as draw:
+
+            def show(moves: "list[UnloadInfo]") -> None:
+                view.see(moves)
+                draw()
+
+            try:
+                moves = await client.admin.move_topic(
+                    self._topic,
+                    force=self._force,
+                    to=self._to,
+                    partition=self._partition,
+                    give_up=self._give_up,
+                    wait=waits,
+                    on_progress=show,
+                )
+            except asyncio.CancelledError:
+                if view.moves:
+                    terminal.say(f"the move continues; `sulina topic lookup {self._topic}` shows the owners")
+                raise
+            except SulinaError as error:
+                if view.moves:
+                    error.add_note(f"the move may continue; `sulina topic lookup {self._topic}` shows the owners")
+                raise
+        view.see(moves)
 
 
 def _is_given_up(lost: "list[UnloadInfo]") -> bool:
@@ -429,7 +440,7 @@ def _is_given_up(lost: "list[UnloadInfo]") -> bool:
     Raises:
         InvalidInput: standard input is not a terminal, so that nobody can agree.
     """
-    return _is_given_up_for_good([move_view.lost_text(info) for info in lost])
+    return _is_given_up_for_good([lost_text(info) for info in lost])
 
 
 def _is_given_up_for_good(texts: list[str]) -> bool:

@@ -23,13 +23,12 @@ from sulina.client.checks import (
 from sulina.client.merging import merged, merged_all, summed
 from sulina.client.move_watch import MoveWatch, OnProgress
 from sulina.client.placements import TopicPlacement
-from sulina.client.route import PAUSE_SECONDS_MIN, Routes
-from sulina.core.backoff import ElapsedBackoff
+from sulina.client.route import Routes
 from sulina.core.delivery.members import SubscriptionKind
 from sulina.core.delivery.pubsub import SubscriberInfo
 from sulina.core.log.commit import Commit
 from sulina.core.topic import DeliveryGuarantee, Policy, Schema, TopicSettings
-from sulina.errors import Disconnected, InvalidSettings, NotServing
+from sulina.errors import InvalidSettings
 from sulina.types import TopicName
 from sulina.wire import operations
 from sulina.wire.frames import Call, Fetch
@@ -53,7 +52,6 @@ from sulina.wire.messages import (
 )
 from sulina.wire.operations import READERS_MAX, TOPICS_MAX, Operation
 
-POLL_SECONDS_MAX = 0.5
 MOVE_SECONDS = 600.0  # everything that is not in the archive yet must be brought there
 
 PolicyLike = Policy | Mapping[str, Any]
@@ -406,8 +404,10 @@ class Admin:
         """Move the partitions of a topic, or one of them, to `to` or to the broker that the leader picks.
 
         Returns the moves when they have ended; without `wait` at once. Partitions that are at `to` already stay, and
-        are not in the answer. `on_progress` is called for every step. `give_up` lets a partition go on that is closed
-        because records are missing (LogIncomplete): they are lost for good.
+        are not in the answer. The last step of a move is `moved`; `refused`, if the owner keeps the partition; or
+        `recovering`, if the owner died and alone has what is not archived. `on_progress` is called for every step.
+        `give_up` lets a partition go on that is closed because records are missing (LogIncomplete): they are lost for
+        good.
 
         Raises:
             SubscriptionBusy: consumers are attached; with `force` they follow by themselves.
@@ -416,16 +416,11 @@ class Admin:
         """
         checked_seconds("timeout_seconds", timeout_seconds)
         before = await self.placement(topic)
-        begun = await self._ask(operations.MOVE_TOPIC, topic, to, partition, force, give_up)
-        if not wait or not begun.moves:
-            return begun.moves
-        watch = MoveWatch(topic_text(topic), begun.moves, before, on_progress)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._wait_moved(topic, watch)
-        except TimeoutError:
-            raise watch.timed_out(timeout_seconds) from None
-        return watch.moves
+        asked = (await self._ask(operations.MOVE_TOPIC, topic, to, partition, force, give_up)).moves
+        if not wait or not asked:
+            return asked
+        watch = MoveWatch(topic_text(topic), asked, before, on_progress)
+        return await watch.run(self, timeout_seconds, lambda: self._routes.brokers.is_closed)
 
     async def cancel_moves(self, topic: TopicLike, *, partition: int | None = None) -> list[UnloadInfo]:
         """Cancel the moves of a topic, all or that of one partition, and return them. What has moved stays moved."""
@@ -450,26 +445,6 @@ class Admin:
     async def rebalance(self) -> Rebalanced:
         """Move partitions from the most loaded brokers to the least loaded ones, and return the moves."""
         return await self._ask(operations.REBALANCE)
-
-    async def _wait_moved(self, topic: TopicLike, watch: MoveWatch) -> None:
-        time = asyncio.get_running_loop().time
-        backoff = ElapsedBackoff(PAUSE_SECONDS_MIN, POLL_SECONDS_MAX, self._routes.brokers.rng.random)
-        while True:
-            if await self._has_moved(topic, watch):
-                return
-            await asyncio.sleep(backoff.next(time()))
-
-    async def _has_moved(self, topic: TopicLike, watch: MoveWatch) -> bool:
-        """Return whether all partitions are served by their next owner; the home may be away for a while."""
-        try:
-            # In this order: what is not under way any more has moved by then.
-            under_way = await self.moves(topic)
-            place = await self._routes.placements.look_up(TopicName.parse(topic_text(topic)))
-        except (Disconnected, NotServing):
-            if self._routes.brokers.is_closed:
-                raise
-            return False
-        return watch.see(under_way, place)
 
     # How operations are asked for
 

@@ -9,23 +9,27 @@ import itertools
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
+from sulina.client.message import Message
+from sulina.client.serialization import SerializationRegistry
 from sulina.core.records.batch import BatchLimits, split
 from sulina.core.records.compression import Bytes
 from sulina.core.records.kernel_choice import are_loaded, warm_up
 from sulina.core.records.record import Headers, StoredRecord, decode, encode
 from sulina.core.records.rows import decode_rows, encode_rows
+from sulina.errors import BatchTooLarge
 from sulina.wire.frames import FRAME_BYTES_MAX
 
 RECORDS_BEFORE_KERNELS = 100_000
+DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # of batches in one request: names and ids go around them
 LIMITS = BatchLimits(batch_bytes_max=FRAME_BYTES_MAX)  # the node has its own; this is what fits a frame
 
 T = TypeVar("T")
 
-_ready = threading.Event()  # the kernels of this process have been used
+kernels_ready = threading.Event()  # the kernels of this process have been used
 _offset = attrgetter("offset")
 
 
@@ -47,12 +51,17 @@ class BatchCodec:
 
         Raises:
             InvalidBatch: there is no record, or a timestamp does not fit.
+            BatchTooLarge: it does not fit in one request.
         """
         if len(values) < 32 or self._has_kernels(len(values)):  # so few are done in Python there too
-            return encode_rows(values, keys, timestamps_ms, headers)
-        stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
-        records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
-        return encode(list(records))
+            batch = encode_rows(values, keys, timestamps_ms, headers)
+        else:
+            stamps = itertools.repeat(timestamps_ms) if isinstance(timestamps_ms, int) else timestamps_ms
+            records = map(StoredRecord, values, keys or itertools.repeat(None), stamps, headers or itertools.repeat(()))
+            batch = encode(list(records))
+        if len(batch) > DATA_BYTES_MAX:
+            raise BatchTooLarge(size_bytes=len(batch), limit_bytes=DATA_BYTES_MAX)
+        return batch
 
     def decode(self, data: Bytes) -> list[StoredRecord]:
         """Return the records of the batches that lie end to end in `data`; their checksums are checked.
@@ -70,8 +79,34 @@ class BatchCodec:
             position += header.size_bytes
         return records
 
+    def messages(
+        self,
+        data: Bytes,
+        ranges: Iterable[tuple[int, int]],
+        *,
+        topic: str,
+        partition: int,
+        registry: SerializationRegistry,
+        attempt: int = 1,
+        delivery_id: int = 0,
+    ) -> list[Message]:
+        """Return the records of the batches in `data` whose offsets are in the ranges, as messages.
+
+        Raises:
+            InvalidBatch: a batch is damaged, or not what its header says.
+        """
+        records = self.decode(data)
+        return [
+            Message(
+                topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
+                attempt, registry, delivery_id,
+            )
+            for start, end in ranges
+            for record in within(records, start, end)
+        ]  # fmt: skip
+
     def _has_kernels(self, records: int) -> bool:
-        if _ready.is_set():
+        if kernels_ready.is_set():
             return True
         self._records += records
         if self._warming is None and (self._records >= RECORDS_BEFORE_KERNELS or are_loaded()):
@@ -90,7 +125,7 @@ def _use_kernels() -> None:
     """Import them, and use each once: the first use compiles, or reads what was compiled before."""
     decode_rows(encode_rows([b"value"] * 1000, [b"key"] * 1000, list(range(1000))), limits=LIMITS)
     encode_rows([b"value"] * 1000, None, 0)
-    _ready.set()
+    kernels_ready.set()
 
 
 def within(records: list[StoredRecord], start: int, end: int) -> list[StoredRecord]:

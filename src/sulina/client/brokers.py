@@ -159,13 +159,8 @@ class Brokers:
 
     async def change(self, make: Make) -> Any:
         """Return the answer of any broker to a change, which is not sent again when its outcome is unknown."""
-        return await send_with_retry(
-            _AtHome(self, None),
-            make,
-            room=self.rooms.requests,
-            is_repeatable=False,
-            seconds=self.options.timeout_seconds,
-        )
+        target, seconds = _AtHome(self, None), self.options.timeout_seconds
+        return await send_with_retry(target, make, room=self.rooms.requests, is_repeatable=False, seconds=seconds)
 
     async def at_home(self, attempt: Callable[[Session], Awaitable[T]], seconds: float | None = None) -> T:
         """Return the result of an attempt with the home, which then stays with that connection.

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from sulina.client.admin import Admin
-from sulina.client.batches import BatchCodec
+from sulina.client.batches import DATA_BYTES_MAX, BatchCodec
 from sulina.client.batching_rules import BatchingRules
 from sulina.client.brokers import Brokers, Reach
 from sulina.client.checks import (
@@ -37,7 +37,7 @@ from sulina.client.options import ClientOptions
 from sulina.client.placements import TopicPlacements
 from sulina.client.producer import BatchingOptions, OnFailure, Producer, Rest
 from sulina.client.publish_ack import PublishAck
-from sulina.client.publisher import DATA_BYTES_MAX, NO_OPTIONS, PublishTerms, RecordPublisher
+from sulina.client.publisher import NO_OPTIONS, PublishTerms, RecordPublisher
 from sulina.client.reader import Reader, Reading, ReadRange
 from sulina.client.route import Routes
 from sulina.client.send_queues import SendQueues

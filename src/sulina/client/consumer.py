@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Self
 
-from sulina.client.batches import BatchCodec, take_from, within
+from sulina.client.batches import BatchCodec, take_from
 from sulina.client.brokers import Brokers
 from sulina.client.consumer_attachment import SessionAttachment
 from sulina.client.consumer_attachments import AttachmentListener, ConsumerAttachments, ConsumerTerms
@@ -152,8 +152,10 @@ class Consumer:
         """
         groups = self._by_attachment(messages)
         if len(groups) == 1:
-            return await _ack(*groups[0])
-        return all(await asyncio.gather(*(_ack(attachment, group) for attachment, group in groups)))
+            [(attachment, group)] = groups
+            return attachment is not None and await attachment.ack(group)
+        acked = await asyncio.gather(*(known.ack(group) for known, group in groups if known is not None))
+        return all(acked) and len(acked) == len(groups)
 
     def ack_soon(self, message: Message) -> None:
         """Ack without waiting: many become one request. An ack that is lost means another delivery."""
@@ -168,7 +170,9 @@ class Consumer:
             InvalidSettings: the delay is negative, or longer than a day.
         """
         groups = self._by_attachment(messages)
-        return all(await asyncio.gather(*(_nack(attachment, group, delay_seconds) for attachment, group in groups)))
+        nacks = (known.nack(group, delay_seconds) for known, group in groups if known is not None)
+        nacked = await asyncio.gather(*nacks)
+        return all(nacked) and len(nacked) == len(groups)
 
     def is_own(self, message: Message) -> bool:
         """Return whether a message is still this consumer's to handle, as far as is known here."""
@@ -192,27 +196,21 @@ class Consumer:
                 return False
             self._filled.clear()
             await self._filled.wait()
+        attachment, frame = self._deliveries.popleft()
         try:
-            self._decode(*self._deliveries.popleft())
+            self._buffer += self._codec.messages(
+                frame.data,
+                frame.ranges,
+                topic=self.terms.topic,
+                partition=frame.partition,
+                registry=self._registry,
+                attempt=frame.attempt,
+                delivery_id=attachment.delivery_id,
+            )
         except SulinaError as error:
             self._attachments.abandon()  # what cannot be read here goes to others
             self._fail(error)
         return True
-
-    def _decode(self, attachment: SessionAttachment, frame: Deliver) -> None:
-        topic, partition, attempt = self.terms.topic, frame.partition, frame.attempt
-        registry, delivery_id = self._registry, attachment.delivery_id
-        records = self._codec.decode(frame.data)
-        for start, end in frame.ranges:
-            self._buffer.extend(
-                [
-                    Message(
-                        topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
-                        attempt, registry, delivery_id,
-                    )
-                    for record in within(records, start, end)
-                ]
-            )  # fmt: skip
 
     # What the attachments say
 
@@ -237,11 +235,3 @@ class Consumer:
         self._buffer.clear()
         self._error = error
         self._filled.set()
-
-
-async def _ack(attachment: SessionAttachment | None, messages: Sequence[Message]) -> bool:
-    return attachment is not None and await attachment.ack(messages)
-
-
-async def _nack(attachment: SessionAttachment | None, messages: Sequence[Message], delay_seconds: float | None) -> bool:
-    return attachment is not None and await attachment.nack(messages, delay_seconds)

@@ -121,9 +121,9 @@ class SessionAttachment:
         own = self._own(messages)
         parts = list(_by_partition(own))
         if len(parts) == 1:
-            is_known = await self._ack(*parts[0])
+            is_known = await self._settled(AckRecords, *parts[0])
         else:
-            is_known = all(await asyncio.gather(*(self._ack(*part) for part in parts)))
+            is_known = all(await asyncio.gather(*(self._settled(AckRecords, *part) for part in parts)))
         return is_known and len(own) == len(messages)
 
     async def nack(self, messages: Sequence[Message], delay_seconds: float | None) -> bool:
@@ -138,7 +138,7 @@ class SessionAttachment:
         if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
             raise InvalidSettings(f"a delay of {delay_seconds} seconds is not in 0 to {DELAY_SECONDS_MAX}")
         delay_ms = None if delay_seconds is None else round(delay_seconds * 1000)
-        answers = await asyncio.gather(*(self._nack(*part, delay_ms) for part in _by_partition(own)))
+        answers = await asyncio.gather(*(self._settled(NackRecords, *part, delay_ms) for part in _by_partition(own)))
         return all(answers) and len(own) == len(messages)
 
     def ack_soon(self, message: Message) -> None:
@@ -181,7 +181,7 @@ class SessionAttachment:
     async def leave(self) -> None:
         """Make the acks durable, then detach. Nothing is raised: what was not acked comes again."""
         with contextlib.suppress(SulinaError):
-            await asyncio.gather(*(self._ack(partition, ranges) for partition, ranges in self._waiting_acks()))
+            await asyncio.gather(*(self._settled(AckRecords, *part) for part in self._waiting_acks()))
             if not self.is_gone:
                 await self.session.request(
                     lambda number: Detach(number, self.handle),
@@ -203,21 +203,22 @@ class SessionAttachment:
         for partition, offsets in list(self._acks.items()):
             # One by one: another thread may be appending.
             taken = [offsets.popleft() for _ in range(len(offsets))]
-            for ranges in _chunks(ranges_of(taken)):
-                yield partition, ranges
+            ranges = ranges_of(taken)
+            for start in range(0, len(ranges), RANGES_MAX):
+                yield partition, ranges[start : start + RANGES_MAX]
 
-    async def _ack(self, partition: int, ranges: Ranges) -> bool:
-        return await self._settled(lambda number: AckRecords(number, self.handle, partition, ranges), ranges)
-
-    async def _nack(self, partition: int, ranges: Ranges, delay_ms: int | None) -> bool:
-        return await self._settled(lambda number: NackRecords(number, self.handle, partition, ranges, delay_ms), ranges)
-
-    async def _settled(self, make: Callable[[int], FromClient], ranges: Ranges) -> bool:
-        """Return whether the consumer still held all of these."""
+    async def _settled(
+        self, frame: Callable[..., AckRecords | NackRecords], partition: int, ranges: Ranges, *more: int | None
+    ) -> bool:
+        """Ack or nack; return whether the consumer still held all of these."""
         if self.is_gone:
             return False
         try:
-            held = await self.session.request(make, is_repeatable=False, is_patient=False)
+            held = await self.session.request(
+                lambda number: frame(number, self.handle, partition, ranges, *more),
+                is_repeatable=False,
+                is_patient=False,
+            )
         except (ConsumerNotFound, Disconnected, PartitionNotFound, ProtocolError):
             return False
         except (MetadataFailed, NotServing) as error:
@@ -253,10 +254,6 @@ def _by_partition(messages: Iterable[Message]) -> Iterator[tuple[int, Ranges]]:
     for partition, some in groupby(messages, key=_partition):
         offsets.setdefault(partition, []).extend([message.offset for message in some])
     for partition, all_of_it in offsets.items():
-        for ranges in _chunks(ranges_of(all_of_it)):
-            yield partition, ranges
-
-
-def _chunks(ranges: Ranges) -> Iterator[Ranges]:
-    for start in range(0, len(ranges), RANGES_MAX):
-        yield ranges[start : start + RANGES_MAX]
+        ranges = ranges_of(all_of_it)
+        for start in range(0, len(ranges), RANGES_MAX):
+            yield partition, ranges[start : start + RANGES_MAX]

@@ -24,7 +24,7 @@ class HandlerCalls:
 
     async def run(self, threads: ThreadPoolExecutor | None) -> None:
         """Call the handler with each argument; without threads, it is a coroutine function."""
-        while self._goes_on():
+        while self.done < len(self._arguments) and not self._is_over():
             if threads is None:
                 result = self._handler(self._arguments[self.done])
             else:
@@ -39,7 +39,7 @@ class HandlerCalls:
     def _run_plain(self) -> object:
         """Call the handler in a thread, up to the first call whose result is to be awaited."""
         try:
-            while self._goes_on():
+            while self.done < len(self._arguments) and not self._is_over():
                 result = self._handler(self._arguments[self.done])
                 if inspect.isawaitable(result):
                     return result
@@ -47,9 +47,6 @@ class HandlerCalls:
         except StopIteration as error:  # no future can carry it
             raise RuntimeError("the handler raised StopIteration") from error
         return None
-
-    def _goes_on(self) -> bool:
-        return self.done < len(self._arguments) and not self._is_over()
 
 
 def threads_for(handler: Handler, name: str) -> ThreadPoolExecutor | None:

@@ -27,7 +27,8 @@ class InFlight:
         """Take the room if there is some, and nobody waits for it."""
         if self._waiting or self._entering or not self._fits(size_bytes):
             return False
-        self._take(size_bytes)
+        self.requests += 1
+        self.size_bytes += size_bytes
         return True
 
     async def enter(self, size_bytes: int) -> None:
@@ -54,7 +55,8 @@ class InFlight:
         """Give the room back."""
         self.requests -= 1
         self.size_bytes -= size_bytes
-        self._let_in()
+        if self._waiting:
+            self._let_in()
 
     def full(self) -> QueueFull:
         """Return the error of a request that has waited too long."""
@@ -64,7 +66,8 @@ class InFlight:
         while self._waiting and self._fits(self._waiting[0][1]):
             turn, size_bytes = self._waiting.popleft()
             if not turn.done():
-                self._take(size_bytes)
+                self.requests += 1
+                self.size_bytes += size_bytes
                 self._entering += 1
                 turn.set_result(None)
 
@@ -72,10 +75,6 @@ class InFlight:
         if not self.requests:
             return True
         return self.requests < self.requests_max and self.size_bytes + size_bytes <= self.bytes_max
-
-    def _take(self, size_bytes: int) -> None:
-        self.requests += 1
-        self.size_bytes += size_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
 from sulina.client.batches import BatchCodec
@@ -30,7 +29,6 @@ from sulina.core.records.record import Headers
 from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
-    BatchTooLarge,
     InvalidName,
     InvalidSettings,
     KeysSpanPartitions,
@@ -40,10 +38,8 @@ from sulina.errors import (
     TopicNotFound,
 )
 from sulina.types import TopicName
-from sulina.wire.frames import FRAME_BYTES_MAX
 from sulina.wire.messages import Published
 
-DATA_BYTES_MAX = FRAME_BYTES_MAX - (1 << 16)  # names and ids go around it
 NO_OPTIONS = PublishOptions()
 _ONE = range(1)
 
@@ -211,18 +207,18 @@ class RecordPublisher:
         return [found[number] for number in range(len(records))]
 
     async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
-        known = await self._topic(name, terms)
-        parts = await self._attempt(known, columns, terms)
+        seconds = self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
+        known = await self._topic(name, seconds)
+        parts = await self._attempt(known, columns, terms, seconds)
         if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
             # Nothing was written; what is known of the topic may be of its past.
-            newer = await self._topic(name, terms, known)
+            newer = await self._topic(name, seconds, known)
             if newer.topic_id != known.topic_id:
-                parts = await self._attempt(newer, columns, terms)
+                parts = await self._attempt(newer, columns, terms, seconds)
         return parts
 
-    async def _topic(self, name: TopicName, terms: PublishTerms, known: KnownTopic | None = None) -> KnownTopic:
+    async def _topic(self, name: TopicName, seconds: float, known: KnownTopic | None = None) -> KnownTopic:
         """Return what is known of a topic; or, if that was wrong, what it is now."""
-        seconds = self._seconds(terms)
         try:
             if known is None:
                 return await self._topics.get(name, seconds)
@@ -230,35 +226,24 @@ class RecordPublisher:
         except TimeoutError:
             raise self._brokers.home.late(seconds) from None
 
-    def _seconds(self, terms: PublishTerms) -> float:
-        return self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
-
-    async def _attempt(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
+    async def _attempt(
+        self, topic: KnownTopic, columns: Columns, terms: PublishTerms, seconds: float
+    ) -> list[PublishPart]:
         """Send each part, and return what the node says to it."""
         placements = self._places(topic, columns, terms)
-        parts = [
-            (place, self._encoded(columns if len(placements) == 1 else columns.rows(numbers)))
-            for place, numbers in placements.items()
+        parts = [columns] if len(placements) == 1 else [columns.rows(numbers) for numbers in placements.values()]
+        batches = [self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers) for part in parts]
+        publishes = [
+            self._pending(topic, place, memoryview(batch), terms)
+            for place, batch in zip(placements, batches, strict=True)
         ]
-        publishes = [self._pending(topic, *part, terms) for part in parts]
         try:
-            answers = await self._answers(publishes, terms)
+            answers = await _answers(publishes, seconds)
         finally:
             if terms.attempts is not None:
                 for place, pending in zip(placements, publishes, strict=True):
                     terms.attempts.keep((topic.topic_id, place), pending.origin if pending.is_unknown else None)
         return [_part(*place, answer) for place, answer in zip(placements.items(), answers, strict=True)]
-
-    async def _answers(self, publishes: list[PendingPublish], terms: PublishTerms) -> list[Published | SulinaError]:
-        if len(publishes) == 1:
-            return [await self._answer(publishes[0], terms)]
-        for pending in publishes:  # before anybody else is
-            pending.queue.enqueue(pending)
-        try:
-            return await asyncio.gather(*(self._answer(pending, terms) for pending in publishes))
-        finally:
-            for pending in publishes:
-                pending.queue.leave(pending)
 
     def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
@@ -281,12 +266,6 @@ class RecordPublisher:
             return by_partition(columns.keys, topic.partitions, keyless)
         raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
 
-    def _encoded(self, part: Columns) -> memoryview:
-        data = self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers)
-        if len(data) > DATA_BYTES_MAX:
-            raise BatchTooLarge(size_bytes=len(data), limit_bytes=DATA_BYTES_MAX)
-        return memoryview(data)
-
     def _pending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> PendingPublish:
         attempts = terms.attempts
         return PendingPublish(
@@ -296,12 +275,26 @@ class RecordPublisher:
             origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
         )  # fmt: skip
 
-    async def _answer(self, pending: PendingPublish, terms: PublishTerms) -> Published | SulinaError:
+
+async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Published | SulinaError]:
+    """Return what the node says to each publish; those of several partitions are sent together."""
+    if len(publishes) == 1:
         try:
-            answer = await pending.queue.publish(pending, self._seconds(terms))
+            return [await publishes[0].queue.publish(publishes[0], seconds)]
         except SulinaError as error:
-            return error
-        return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
+            return [error]
+    for pending in publishes:  # before anybody else is
+        pending.queue.enqueue(pending)
+    try:
+        waiting = (pending.queue.publish(pending, seconds) for pending in publishes)
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    finally:
+        for pending in publishes:
+            pending.queue.leave(pending)
+    for answer in answers:
+        if not isinstance(answer, Published | SulinaError):
+            raise answer  # our own bug
+    return [answer for answer in answers if isinstance(answer, Published | SulinaError)]
 
 
 def _topic_name(topic: object) -> TopicName:

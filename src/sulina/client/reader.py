@@ -19,7 +19,7 @@ from typing import Self
 
 import msgspec
 
-from sulina.client.batches import BatchCodec, take_from, within
+from sulina.client.batches import BatchCodec, take_from
 from sulina.client.message import Message
 from sulina.client.route import Route, Routes
 from sulina.client.serialization import SerializationRegistry
@@ -182,18 +182,14 @@ class Reader:
         return True
 
     def _take(self, place: _ReaderPosition, fetched: Fetched) -> None:
-        records = self._codec.decode(fetched.data)
-        topic, partition, registry = self._topic, place.partition, self._registry
         end = END_OF_TIME if place.end is None else place.end
-        self._buffer.extend(
-            [
-                Message(
-                    topic, partition, record.offset, record.value, record.key, record.headers, record.timestamp_ms,
-                    1, registry,
-                )
-                for record in within(records, place.offset, end)
-            ]
-        )  # fmt: skip
+        self._buffer += self._codec.messages(
+            fetched.data,
+            [(place.offset, end)],
+            topic=self._topic,
+            partition=place.partition,
+            registry=self._registry,
+        )
         if self._reading.version is not None:
             end = place.end = fetched.end_offset
         elif place.end is not None:

@@ -77,27 +77,6 @@ class RetryState:
         self.is_unknown = False  # an earlier attempt may have been done
         self.refusal: SulinaError | None = None  # the node's, of the last attempt
 
-    async def attempt(self, session: "Session", make: Make, size_bytes: int, seconds: float | None) -> Any:
-        """Send once, when there is room.
-
-        Raises:
-            Disconnected: there is no answer within `seconds`.
-        """
-        if not self.room.try_enter(size_bytes):
-            self.is_entering = True
-            await self.room.enter(size_bytes)
-            self.is_entering = False
-        try:
-            if seconds is None:
-                return await session.send_once(make, self)
-            async with asyncio.timeout(seconds):
-                return await session.send_once(make, self)
-        except TimeoutError:
-            assert seconds is not None
-            raise session.late(seconds) from None
-        finally:
-            self.room.leave(size_bytes)
-
     def may_repeat(self, error: SulinaError, is_repeatable: bool) -> bool:
         """Return whether to try again after this error."""
         was_sent, self.is_sent = self.is_sent, False
@@ -144,7 +123,7 @@ async def send_with_retry(
             while True:
                 try:
                     session = await target.session()
-                    return await state.attempt(session, make, size_bytes, target.answer_seconds)
+                    return await session.send_once(make, state, size_bytes, target.answer_seconds)
                 except SulinaError as error:
                     if target.is_closed or not state.may_repeat(error, is_repeatable):
                         raise

@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from sulina.client.brokers import Brokers
 from sulina.client.connection import Connection
 from sulina.client.numbering import Numbering, OriginNumber
@@ -41,6 +43,7 @@ from sulina.errors import (
 )
 from sulina.types import TopicName
 from sulina.wire.frames import Publish
+from sulina.wire.messages import Published
 
 LANES_MAX = 10_000
 CHECK_SECONDS = 1.5  # without an answer for two of these, it is asked whether the partition has moved
@@ -214,7 +217,7 @@ class PartitionSendQueue:
         self._turns += 1
         return self._turns
 
-    async def publish(self, pending: PendingPublish, seconds: float) -> Any:
+    async def publish(self, pending: PendingPublish, seconds: float) -> Published:
         """Send a publish, and return the node's answer.
 
         Raises:
@@ -235,7 +238,8 @@ class PartitionSendQueue:
                     await self._send(session, connection, pending)
                 elif not pending.is_queued:
                     self.enqueue(pending)
-                return await pending.answer
+                answer = await pending.answer
+            return answer if isinstance(answer, Published) else msgspec.convert(answer, Published)
         except TimeoutError:
             raise pending.why_late(seconds) from None
         finally:

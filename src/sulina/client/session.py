@@ -211,28 +211,47 @@ class Session:
         There is one attempt only if it is not patient. Errors of the node; Disconnected; QueueFull when there is no
         room in flight in time.
         """
-        return await send_with_retry(
-            _Here(self) if is_patient else _Once(self),
-            make,
-            room=room or self.rooms.requests,
-            is_repeatable=is_repeatable,
-            size_bytes=size_bytes,
-            seconds=self.options.timeout_seconds if timeout_seconds is None else timeout_seconds,
-        )
-
-    async def send_once(self, make: Make, state: RetryState) -> Any:
-        """Send it over the connection that there is, and wait for the answer. Disconnected."""
-        connection = self.connection
-        if connection is None:
-            raise self.disconnected()
-        number = self.next_id()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.pending[number] = answer
+        room = room or self.rooms.requests
+        seconds = self.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        if is_patient:
+            return await send_with_retry(
+                _Here(self), make, room=room, is_repeatable=is_repeatable, size_bytes=size_bytes, seconds=seconds
+            )
+        state = RetryState(room)
         try:
+            async with asyncio.timeout(seconds):
+                return await self.send_once(make, state, size_bytes)
+        except TimeoutError:
+            raise room.full() if state.is_entering else self.late(seconds) from None
+
+    async def send_once(
+        self, make: Make, state: RetryState, size_bytes: int, answer_seconds: float | None = None
+    ) -> Any:
+        """Send a request over the connection that there is, when there is room, and wait for the answer.
+
+        Raises:
+            Disconnected: there is no connection, or no answer within `answer_seconds`.
+        """
+        if not state.room.try_enter(size_bytes):
+            state.is_entering = True
+            await state.room.enter(size_bytes)
+            state.is_entering = False
+        self.last_id = number = self.last_id + 1
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            connection = self.connection
+            if connection is None:
+                raise self.disconnected()
+            self.pending[number] = answer
             state.is_sent = True
-            await self.send(connection, make(number))
-            return await answer
+            async with asyncio.timeout(answer_seconds):
+                await self.send(connection, make(number))
+                return await answer
+        except TimeoutError:
+            assert answer_seconds is not None
+            raise self.late(answer_seconds) from None
         finally:
+            state.room.leave(size_bytes)
             self.pending.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen: `send` may have failed first
@@ -292,7 +311,8 @@ class Session:
         if connection is None:
             connection = await self._connect(backoff, pause=0)
         while True:
-            await self._serve(connection, backoff)
+            if await self._serve(connection):
+                backoff.reset()
             connection = await self._connect(backoff, pause=backoff.next())
             self.reconnects += 1
 
@@ -306,16 +326,16 @@ class Session:
                 self._tell_reaching()
                 pause = backoff.next()
 
-    async def _serve(self, connection: Connection, backoff: Backoff) -> None:
-        """Read until the connection ends, then tell everybody."""
+    async def _serve(self, connection: Connection) -> bool:
+        """Read until the connection ends, then tell everybody; return whether the node did what it was asked."""
+        is_working = False
         self.connection = connection
         self._connected.set()
         self._tell_reaching()
         writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
         try:
             while True:
-                if self._take(await connection.receive()):
-                    backoff.reset()
+                is_working |= self._take(await connection.receive())
         except SulinaError as error:
             self._reason = _reason(error)
         finally:
@@ -323,6 +343,7 @@ class Session:
             writer.cancel()
             await asyncio.wait([writer])
             await connection.close()
+        return is_working
 
     async def _write(self, connection: Connection) -> None:
         try:
@@ -410,16 +431,6 @@ class _Here:
     async def refused(self, error: SulinaError) -> None:
         if not isinstance(error, Disconnected):
             await asyncio.sleep(self._backoff.next())
-
-
-class _Once(_Here):
-    """The way of a request that is for this connection, and no other."""
-
-    async def session(self) -> Session:
-        return self._session
-
-    async def refused(self, error: SulinaError) -> None:
-        raise error
 
 
 def _reason(error: SulinaError) -> str:

@@ -12,7 +12,7 @@
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -176,7 +176,7 @@ class Subscriber:
         self._on_removed = on_removed
         self._on_end = on_end
         self._threads = threads_for(handler, terms.name)
-        self._lines: dict[int, _PartitionDeliveries] = {}
+        self._lines: defaultdict[int, _PartitionDeliveries] = defaultdict(_PartitionDeliveries)
         self._attachment: _SubscriberAttachment | None = None
         self._is_attached = False
         self._is_over = False
@@ -328,7 +328,7 @@ class Subscriber:
     def _begin(self, attachment: _SubscriberAttachment, asked: dict[int, int], joined: JoinedTopic) -> None:
         attachment.is_reliable = joined.is_reliable
         for partition, offset in joined.positions.items():
-            line = self._line(partition)
+            line = self._lines[partition]
             epoch = joined.epochs.get(partition, NO_EPOCH)
             if offset < asked.get(partition, offset):
                 # What we had was given up, or the log is another one.
@@ -352,9 +352,6 @@ class Subscriber:
         for line in self._lines.values():
             line.forget()
 
-    def _line(self, partition: int) -> _PartitionDeliveries:
-        return self._lines.setdefault(partition, _PartitionDeliveries())
-
     # Deliveries
 
     def _take(self, attachment: _SubscriberAttachment, frame: Deliver) -> None:
@@ -363,7 +360,7 @@ class Subscriber:
         if not frame.ranges:
             attachment.settle(AckBatch(attachment.handle, frame.partition, frame.attempt))
             return
-        line = self._line(frame.partition)
+        line = self._lines[frame.partition]
         start, end = frame.ranges[0][0], frame.ranges[-1][1]
         if attachment.is_reliable and not line.takes(start, end):
             return

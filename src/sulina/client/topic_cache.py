@@ -71,8 +71,8 @@ class TopicCache:
         """
         lookup = self._lookups.get(name)
         if lookup is None or (lookup.task.done() and not lookup.turns):
-            known = self._fresh(name)
-            if known is not None:
+            known = self._known.get(name)
+            if known is not None and asyncio.get_running_loop().time() < known.expires_at:
                 return known
             lookup = self._lookups[name] = _Lookup()
             lookup.task = asyncio.create_task(self._look_up(name, lookup), name=f"sulina-topic {name}")
@@ -100,12 +100,6 @@ class TopicCache:
         if self._known.get(name) is known:
             del self._known[name]
         return await self.get(name, timeout_seconds)
-
-    def _fresh(self, name: TopicName) -> KnownTopic | None:
-        known = self._known.get(name)
-        if known is None or asyncio.get_running_loop().time() >= known.expires_at:
-            return None
-        return known
 
     def _remember(self, name: TopicName, info: TopicInfo) -> KnownTopic:
         while len(self._known) >= TOPICS_KNOWN_MAX:

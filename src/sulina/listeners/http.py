@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sulina.errors import NotOwner
 from sulina.listeners.http_events import EventFeed
 from sulina.listeners.http_fetch import Fetcher
 from sulina.listeners.http_limits import DEFAULT_HTTP_LIMITS, HttpLimits
@@ -18,7 +17,7 @@ from sulina.listeners.http_openapi_paths import BATCH, EVENTS, PARTITION_BATCH, 
 from sulina.listeners.http_operations import Handler, OperationRoutes
 from sulina.listeners.http_pages import Pages
 from sulina.listeners.http_parameters import Target, Targets, check_path
-from sulina.listeners.http_problem import AT_OWNER, ClientGone, method_not_allowed, no_such_path
+from sulina.listeners.http_problem import ClientGone, method_not_allowed, no_such_path
 from sulina.listeners.http_publish import HttpPublisher
 from sulina.listeners.http_request import HttpRequest
 
@@ -76,10 +75,14 @@ class HttpApp:
             return
         exchange = HttpRequest(scope, receive, send, self._limits)
         try:
-            target = self._targets.find(scope["raw_path"])
+            target = self._targets[scope["raw_path"]]
             if target is not None:
-                await self._broker.hear_of(target.topic)
-                await self._records(target, exchange)
+                scope["route"] = _ROUTES[target.partition is not None, target.is_batch]
+                scope["path_params"] = target.parameters
+                if scope["method"] == "POST":
+                    await self._publisher.publish(target, exchange)
+                else:
+                    await self._fetch(target, exchange)
             else:
                 check_path(scope["raw_path"])
                 scope[_EXCHANGE] = exchange
@@ -90,26 +93,16 @@ class HttpApp:
             if exchange.is_answered:
                 raise  # it is too late for an answer: the server cuts the connection and logs why
             self._errors.labels(await exchange.refuse(error)).inc()
+        finally:
+            if exchange.body_bytes is not None:
+                exchange.body_bytes.release()
 
-    async def _records(self, target: Target, exchange: HttpRequest) -> None:
-        scope = exchange.scope
-        method, partition = scope["method"], target.partition
-        scope["route"] = _ROUTES[partition is not None, target.is_batch]
-        scope["path_params"] = target.parameters
-        if method == "POST":
-            try:
-                await self._publisher.publish(target, exchange)
-            except NotOwner as error:
-                # The client must not choose a partition again at the owner: a repeat would find another one.
-                path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
-                topic = target.topic
-                scope[AT_OWNER] = path.format(
-                    namespace=topic.namespace, topic=topic.topic, partition=error.partition
-                ).encode()
-                raise
-        elif partition is None or target.is_batch:
+    async def _fetch(self, target: Target, exchange: HttpRequest) -> None:
+        method, partition = exchange.scope["method"], target.partition
+        if partition is None or target.is_batch:
             raise method_not_allowed(method, ["POST"])
-        elif method in ("GET", "HEAD"):
+        if method in ("GET", "HEAD"):
+            await self._broker.hear_of(target.topic)
             await self._fetcher.fetch(target, partition, exchange)
         else:
             raise method_not_allowed(method, ["GET", "POST"])

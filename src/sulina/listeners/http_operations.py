@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from sulina.byte_budget import ByteBudget, ByteReservation
+from sulina.byte_budget import ByteBudget
 from sulina.errors import InvalidInput
 from sulina.listeners.calls import AnyOperation, answer
 from sulina.listeners.http_limits import HttpLimits
@@ -67,18 +67,17 @@ class OperationRoutes:
 
     async def _read_body(self, request: HttpRequest, kind: type[Struct]) -> Struct:
         """Return the body; an empty one means the defaults, where there are."""
-        with ByteReservation(self._bodies) as reservation:
-            body = await request.read_body(reservation)
-            if not body:
-                try:
-                    return kind()
-                except TypeError:
-                    raise InvalidInput(f"the body must be JSON with {', '.join(_required(kind))}") from None
-            content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if content_type != JSON:
-                raise HttpError("unsupported_media_type", "Content-Type must be application/json")
-            read: Struct = read_json(body, _decoder(kind))
-            return read
+        body = await request.read_body(self._bodies)
+        if not body:
+            try:
+                return kind()
+            except TypeError:
+                raise InvalidInput(f"the body must be JSON with {', '.join(_required(kind))}") from None
+        content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type != JSON:
+            raise HttpError("unsupported_media_type", "Content-Type must be application/json")
+        read: Struct = read_json(body, _decoder(kind))
+        return read
 
 
 @cache

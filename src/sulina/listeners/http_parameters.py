@@ -28,27 +28,22 @@ class Target:
     """Where records go to or come from; None: any partition."""
 
     topic: TopicName
+    text: str  # `/ns/topic`
     partition: int | None
     parameters: dict[str, str] = field(compare=False)  # for traces
     is_batch: bool = False  # …/batch, whose body may be an array of records
 
 
-class Targets:
-    """The targets of the paths that were asked for, found once."""
+class Targets(dict[bytes, Target | None]):
+    """Maps each path of records to what it names, found once; another path to None, which is not kept."""
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, Target] = {}
-
-    def find(self, raw_path: bytes) -> Target | None:
-        """Return what a path of records names; None: it is another path.
+    def __missing__(self, raw_path: bytes) -> Target | None:
+        """Find what a path names that was not asked for before.
 
         Raises:
             InvalidName: a part of it is not a name.
             HttpError: the partition is not a number.
         """
-        known = self._known.get(raw_path)
-        if known is not None:
-            return known
         found = _RECORDS_PATH.fullmatch(raw_path)
         if found is None:
             return None
@@ -58,10 +53,11 @@ class Targets:
         if found[3] is not None:
             partition = read_partition(unquote(found[3]))
             parameters["partition"] = str(partition)
-        target = Target(TopicName(namespace, topic), partition, parameters, is_batch=found[4] == b"batch")
-        if len(self._known) >= _CACHE_ENTRIES_MAX:
-            self._known.clear()
-        self._known[raw_path] = target
+        name = TopicName(namespace, topic)
+        target = Target(name, str(name), partition, parameters, is_batch=found[4] == b"batch")
+        if len(self) >= _CACHE_ENTRIES_MAX:
+            self.clear()
+        self[raw_path] = target
         return target
 
 

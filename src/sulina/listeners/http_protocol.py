@@ -145,6 +145,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_long = False
         self._phase, self._since = _Phase.BODY, self.loop.time()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
         if len(self.pipeline) > self.limits.pipelined_requests_max:
             self.transport.abort()
 
@@ -167,13 +169,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._running, app = self.pipeline.pop()
+            self._start_asgi_task(self._running, app)
         elif self._phase is _Phase.ANSWER:
             self._phase, self._since = _Phase.NEXT, self.loop.time()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
         if self._is_answering():

@@ -3,20 +3,20 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sulina.byte_budget import ByteBudget, ByteReservation
+from sulina.byte_budget import ByteBudget
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.rows import encode_rows
-from sulina.errors import InvalidInput
+from sulina.errors import InvalidInput, NotOwner
 from sulina.listeners.http_limits import HttpLimits
+from sulina.listeners.http_openapi_paths import PARTITION_BATCH, PARTITION_RECORDS
 from sulina.listeners.http_parameters import ParameterReader, Target, number, one_of, read_query, text_up_to
-from sulina.listeners.http_problem import HttpError, bad_parameter
+from sulina.listeners.http_problem import AT_OWNER, HttpError, bad_parameter
 from sulina.listeners.http_records import SCHEMA_ID_LENGTH_MAX, encoder, read_publish
 from sulina.listeners.http_request import JSON, HttpRequest
 from sulina.storage.partition_log import TXN_ID_LENGTH_MAX
@@ -31,16 +31,11 @@ COUNT = "sulina.count"  # in the scope: how many records a request was about, fo
 _IN_A_THREAD_BYTES_MIN = 256 << 10  # reading this much JSON on the loop would hold up all other requests
 
 
-def now_ms() -> int:
-    """Return the milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 class HttpPublisher:
     """Answers POST …/records and …/batch."""
 
-    def __init__(self, broker: "Broker", limits: HttpLimits, clock_ms: Callable[[], int] = now_ms) -> None:
-        self._broker, self._limits, self._clock_ms = broker, limits, clock_ms
+    def __init__(self, broker: "Broker", limits: HttpLimits) -> None:
+        self._broker, self._limits = broker, limits
         self._bodies = ByteBudget(limits.in_flight_body_bytes_max)
 
     async def publish(self, target: Target, http: HttpRequest) -> None:
@@ -50,17 +45,24 @@ class HttpPublisher:
         content_type = http.headers.get(b"content-type")
         if content_type != JSON:
             content_type = _kind_of(content_type)
-        with ByteReservation(self._bodies) as reservation:
-            body = await http.read_body(reservation)
-            request = await self._read(content_type, body, target, http.headers)
-            published = await self._broker.publish(target.topic, request)
+        body = await http.read_body(self._bodies)
+        request = await self._read(content_type, body, target, http.headers)
+        try:
+            accepted = await self._broker.accept(target.text, request)
+            published = await accepted.wait()
+        except NotOwner as error:
+            # The client must not choose a partition again at the owner: a repeat would find another one.
+            path = PARTITION_BATCH if target.is_batch else PARTITION_RECORDS
+            namespace, topic = target.topic.namespace, target.topic.topic
+            http.scope[AT_OWNER] = path.format(namespace=namespace, topic=topic, partition=error.partition).encode()
+            raise
         http.scope[COUNT] = published.count
         await http.answer(encoder.encode(published))
 
     async def _read(
         self, content_type: bytes, body: bytes, target: Target, headers: dict[bytes, bytes]
     ) -> PublishRequest:
-        now, partition = self._clock_ms(), target.partition
+        now, partition = time.time_ns() // 1_000_000, target.partition
         if content_type == JSON:
             read = partial(
                 read_publish, body, now, self._limits.records_max, partition=partition, is_array=target.is_batch

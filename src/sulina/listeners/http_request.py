@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
-from sulina.byte_budget import ByteReservation
+from sulina.byte_budget import ByteBudget, ByteReservation
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_problem import ClientGone, bad_parameter, body_too_large, busy, described
 
@@ -33,7 +33,7 @@ def grow(reservation: ByteReservation, size_bytes: int) -> None:
 class HttpRequest:
     """One request and its answer."""
 
-    __slots__ = ("_limits", "_receive", "_send", "headers", "is_answered", "is_read", "scope")
+    __slots__ = ("_limits", "_receive", "_send", "body_bytes", "headers", "is_answered", "is_read", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
         self.scope = scope
@@ -41,6 +41,7 @@ class HttpRequest:
         self._receive, self._send, self._limits = receive, send, limits
         self.is_read = False  # all of the body has come
         self.is_answered = False  # at least the head of the answer has gone
+        self.body_bytes: ByteReservation | None = None  # of a body that comes in parts; released after the answer
 
     @property
     def path(self) -> dict[str, str]:
@@ -48,8 +49,8 @@ class HttpRequest:
         path: dict[str, str] = self.scope["path_params"]
         return path
 
-    async def read_body(self, reservation: ByteReservation) -> bytes:
-        """Return all of the body.
+    async def read_body(self, budget: ByteBudget) -> bytes:
+        """Return all of the body, within what the budget of all bodies under way allows.
 
         Raises:
             HttpError: 413, it is too large; 429, bodies under way hold as much as they may.
@@ -67,14 +68,15 @@ class HttpRequest:
             raise ClientGone
         body: bytes = message.get("body", b"")
         if message.get("more_body", False):
-            body = await self._read_on(body, reservation)
+            body = await self._read_on(body, budget)
         if len(body) > limit:
             raise body_too_large(limit)
         self.is_read = True
         return body
 
-    async def _read_on(self, first: bytes, reservation: ByteReservation) -> bytes:
+    async def _read_on(self, first: bytes, budget: ByteBudget) -> bytes:
         limits = self._limits
+        self.body_bytes = reservation = ByteReservation(budget)
         body = bytearray(first)
         while True:
             message = await self._receive()

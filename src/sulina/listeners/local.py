@@ -37,12 +37,10 @@ class LocalConnection:
         Raises:
             Disconnected: the connection is closed.
         """
-        while True:
-            frame = self._session.outbox.take()
-            if frame is not None:
-                return frame
-            if not await self._session.outbox.wait():
-                raise Disconnected(url=URL, reason="the connection was closed")
+        frame = await self._session.outbox.take()
+        if frame is None:
+            raise Disconnected(url=URL, reason="the connection was closed")
+        return frame
 
     async def close(self) -> None:
         """Leave."""

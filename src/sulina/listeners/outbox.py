@@ -35,26 +35,19 @@ class Outbox:
             self._room.clear()
             self._on_full(True)
 
-    def take(self) -> FromNode | None:
-        """Remove the oldest frame and return it, or None."""
-        if not self._frames:
+    async def take(self) -> FromNode | None:
+        """Wait for a frame, remove the oldest and return it; None when no more will come."""
+        while not self._frames:
+            if self._is_closed:
+                return None
             self._some.clear()
-            return None
+            await self._some.wait()
         frame, size_bytes = self._frames.popleft()
         self._size_bytes -= size_bytes
         if self._level.shrunk(self._size_bytes) and not self._is_closed:
             self._room.set()
             self._on_full(False)
         return frame
-
-    async def wait(self) -> bool:
-        """Wait for a frame; return False when no more will come."""
-        while not self._frames:
-            if self._is_closed:
-                return False
-            self._some.clear()
-            await self._some.wait()
-        return True
 
     @property
     def is_full(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from sulina.broker.pubsub.peers import PeerEvents
+from sulina.broker.pubsub.peers import Loopback, PeerListener
 from sulina.core.backoff import Backoff
 from sulina.errors import ProtocolError
 from sulina.listeners.listening_socket import bound_socket
@@ -56,7 +56,8 @@ class PeerNetwork:
         self.port = 0  # known once it has started
         self._server_tls, self._client_tls = server_tls, client_tls
         self._rng = rng or random.Random()
-        self._events: PeerEvents | None = None
+        self._loopback = Loopback(broker_id)
+        self._listener: PeerListener | None = None
         self._server: asyncio.Server | None = None
         self._members: dict[str, tuple[str, int]] = {}
         self._stats: dict[str, PeerStats] = {}  # of the members
@@ -73,9 +74,10 @@ class PeerNetwork:
 
     # For those who use it
 
-    def listen(self, events: PeerEvents) -> None:
+    def listen(self, listener: PeerListener) -> None:
         """Set who is told of frames and connections; called before anything is connected."""
-        self._events = events
+        self._listener = listener
+        self._loopback.listen(listener)
 
     async def start(self, host: str, port: int) -> None:
         """Listen for connections; port 0 is any that is free.
@@ -83,7 +85,7 @@ class PeerNetwork:
         Raises:
             OSError: the address is taken, or does not belong to this machine.
         """
-        assert self._events is not None, "nobody listens"
+        assert self._listener is not None, "nobody listens"
         loop = asyncio.get_running_loop()
         listener = await bound_socket(host, port)
         try:
@@ -127,19 +129,19 @@ class PeerNetwork:
                 task.add_done_callback(self._tasks.discard)
 
     def is_up(self, broker_id: str) -> bool:
-        """Return whether there is a connection, as far as is known."""
+        """Return whether there is a connection, as far as is known; with this broker itself there always is."""
         link = self._up.get(broker_id)
-        return link is not None and not link.is_over
+        return broker_id == self.broker_id if link is None else not link.is_over
 
     def has_room(self, broker_id: str) -> bool:
         """Return whether a broker is connected and little enough waits. Once False, it is so until `room` is told."""
         link = self._up.get(broker_id)
-        return link is not None and not link.is_over and not link.is_full
+        return broker_id == self.broker_id if link is None else not link.is_over and not link.is_full
 
     def send(self, broker_id: str, frame: AnyPeerFrame) -> bool:
         """Send a frame without waiting; return False if there is no connection. It may be lost with the connection."""
         link = self._up.get(broker_id)
-        return link is not None and link.send(frame)
+        return self._loopback.send(broker_id, frame) if link is None else link.send(frame)
 
     async def ask(self, broker_id: str, request: Callable[[int], PeerRequest]) -> Any:
         """Send a request, made with the number that it gets, and return its result. The caller bounds the time.
@@ -149,6 +151,7 @@ class PeerNetwork:
             Disconnected: the connection was lost before the answer came, so the outcome is unknown.
             SulinaError: the other broker refused.
         """
+        assert broker_id != self.broker_id, "a broker answers itself without a connection"
         return await self._requests.ask(broker_id, request)
 
     def stats(self, broker_id: str) -> PeerStats:
@@ -259,7 +262,7 @@ class PeerNetwork:
         Raises:
             ProtocolError: it does not; it says why.
         """
-        assert self._events is not None
+        assert self._listener is not None
         objection = self._objection(link, hello)
         if objection is not None:
             raise ProtocolError(objection)
@@ -275,7 +278,7 @@ class PeerNetwork:
         link.stats.ups += 1
         self._up[broker_id] = link
         _logger.info("peer_up", peer=broker_id, address=link.address, started_ms=hello.started_ms)
-        self._events.up(broker_id, hello.started_ms)
+        self._listener.peer_up(broker_id, hello.started_ms)
 
     def link_frame(self, link: PeerLink, frame: AnyPeerFrame) -> None:
         """Pass a frame on. An error ends the link."""
@@ -284,14 +287,14 @@ class PeerNetwork:
         elif isinstance(frame, PeerAnswer | PeerFailed):
             self._requests.answered(frame)
         else:
-            assert self._events is not None
-            self._events.frame(link.broker_id, frame)
+            assert self._listener is not None
+            self._listener.peer_frame(link.broker_id, frame)
 
     def link_room(self, link: PeerLink) -> None:
         """Tell that a link takes more again. An error ends the link."""
-        assert self._events is not None
+        assert self._listener is not None
         try:
-            self._events.room(link.broker_id)
+            self._listener.peer_room(link.broker_id)
         except Exception as error:
             _logger.exception("peer_room_failed", peer=link.broker_id)
             link.end(f"room for it could not be used: {error!r}")
@@ -327,12 +330,12 @@ class PeerNetwork:
         """Tell that a link is down, once, if it was told to be up."""
         if self._up.get(link.broker_id) is not link:
             return
-        assert self._events is not None
+        assert self._listener is not None
         del self._up[link.broker_id]
         _logger.info("peer_down", peer=link.broker_id, reason=link.reason)
         self._requests.lost(link.broker_id, link.reason)
         try:
-            self._events.down(link.broker_id, link.reason)
+            self._listener.peer_down(link.broker_id, link.reason)
         except Exception:
             # The connection is gone all the same.
             _logger.exception("peer_down_failed", peer=link.broker_id)

@@ -138,7 +138,8 @@ class ServerSession:
         """Do what a frame says. It returns when the next may come; answers come through the outbox."""
         if not self._has_room.is_set():
             await self._has_room.wait()
-        await self.outbox.wait_room()
+        if self.outbox.is_full:
+            await self.outbox.wait_room()
         match frame:
             case Publish():
                 await self._answering(frame.id, self._publish(frame))

@@ -93,11 +93,8 @@ class WebSocketListener:
 
     async def _send(self, session: ServerSession, send: Send) -> None:
         outbox = session.outbox
-        while await outbox.wait():
-            frame = outbox.take()
-            while frame is not None:
-                await send({"type": "websocket.send", "bytes": encode_frame(frame)})
-                frame = outbox.take()
+        while (frame := await outbox.take()) is not None:
+            await send({"type": "websocket.send", "bytes": encode_frame(frame)})
 
     async def close(self) -> None:
         """End every session when it has been answered; clients come back elsewhere, or later."""

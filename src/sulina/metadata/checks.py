@@ -23,7 +23,12 @@ def check_key(key: str) -> None:
     """
     if not key.startswith("/"):
         raise InvalidInput(f'metadata key {key[:100]!r} must begin with "/"')
-    _check_text(key)
+    try:
+        size_bytes = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"metadata key {key[:100]!r} cannot be encoded as UTF-8: {error.reason}") from None
+    if size_bytes > KEY_BYTES_MAX:
+        raise InvalidInput(f"metadata key {key[:100]!r}... has {size_bytes} bytes, the limit is {KEY_BYTES_MAX}")
 
 
 def check_prefix(prefix: str) -> None:
@@ -94,12 +99,3 @@ def check_ttl(ttl_seconds: float) -> None:
     """
     if not (math.isfinite(ttl_seconds) and 0 < ttl_seconds <= LEASE_SECONDS_MAX):
         raise InvalidInput(f"a lease cannot last {ttl_seconds} seconds: use up to {LEASE_SECONDS_MAX:.0f}")
-
-
-def _check_text(key: str) -> None:
-    try:
-        size_bytes = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"metadata key {key[:100]!r} cannot be encoded as UTF-8: {error.reason}") from None
-    if size_bytes > KEY_BYTES_MAX:
-        raise InvalidInput(f"metadata key {key[:100]!r}... has {size_bytes} bytes, the limit is {KEY_BYTES_MAX}")

@@ -26,7 +26,9 @@ class Deadlines:
         self._ended: set[int] = set()
         self._next = math.inf  # no deadline is earlier
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """Number of leases that were not removed."""
         return len(self._ttl_seconds)
 
     def start(self, lease_id: int, ttl_seconds: float) -> None:
@@ -83,6 +85,11 @@ class LeaseTimer:
         self._deadlines = deadlines
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are leases, or the timer is still set for former ones."""
+        return self._timer is not None or self._deadlines.count > 0
 
     def arm(self) -> None:
         """Set the timer. Called after every change that may have brought the next end nearer."""

@@ -173,13 +173,13 @@ class SqliteMetadata:
 
     def _expire(self) -> None:
         with contextlib.suppress(QueueFull):  # the waiting calls end the leases too
-            self._writes.call_soon(_nothing).add_done_callback(_note_failure)
+            self._writes.call(_nothing).add_done_callback(_note_failure)
 
     def _settle(self, changes: Revisions) -> None:
         """Publish the changes of the thread's work, on the loop, in the order of the commits."""
         for same_revision in changes:
             self.watches.publish(same_revision)
-        if self._closed is None:
+        if self._closed is None and self._timer.is_needed:
             self._timer.arm()
 
     # In the thread.
@@ -206,7 +206,7 @@ class SqliteMetadata:
             return []
 
     def _grant(self, draft: Draft, ttl_seconds: float) -> int:
-        if len(self.deadlines) + len(draft.granted) >= LEASES_MAX:
+        if self.deadlines.count + len(draft.granted) >= LEASES_MAX:
             raise LimitReached(kind="leases", limit=LEASES_MAX)
         return draft.grant(ttl_seconds)
 
@@ -242,14 +242,6 @@ class _ThreadCall(Generic[Context]):
         except SulinaError as error:
             self.error = error
 
-    def answer(self) -> None:
-        if self.future.done():  # its caller was cancelled
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
-
 
 class _CallQueue(Generic[Context]):
     """Calls of one kind for the thread. While one group of them runs, the next one gathers."""
@@ -269,12 +261,8 @@ class _CallQueue(Generic[Context]):
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def call(self, run: Callable[[Context], Result], size_bytes: int = 0) -> Result:
+    def call(self, run: Callable[[Context], Result], size_bytes: int = 0) -> asyncio.Future[Result]:
         """Run a call in the thread, or raise QueueFull. A caller that is cancelled removes its waiting call."""
-        result: Result = await self.call_soon(run, size_bytes)
-        return result
-
-    def call_soon(self, run: Callable[[Context], Any], size_bytes: int = 0) -> asyncio.Future[Any]:
         size_bytes += CALL_BYTES
         if self._waiting and self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
             raise QueueFull(waiting_bytes=self._waiting_bytes, limit_bytes=WAITING_BYTES_MAX)
@@ -301,8 +289,13 @@ class _CallQueue(Generic[Context]):
     def _finish(self, calls: Sequence[_ThreadCall[Context]], done: "asyncio.Future[Revisions]") -> None:
         failure = done.exception()
         for call in calls:
-            call.error = failure or call.error
-            call.answer()
+            error = failure or call.error
+            if call.future.done():
+                continue  # its caller was cancelled
+            if error is not None:
+                call.future.set_exception(error)
+            else:
+                call.future.set_result(call.result)
         self._settle(() if failure else done.result())
         # Not at once: callers that were just answered may have more calls, which would miss the group.
         self._loop.call_soon(self._start)

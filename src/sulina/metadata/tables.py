@@ -139,7 +139,8 @@ class SqliteTables:
             MetadataFailed: the outcome is unknown until the next one.
         """
         with self._translated():
-            self._roll_back()
+            if self._db.in_transaction:  # the end of the one before failed
+                self._db.execute("ROLLBACK")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 draft = Draft(self._db, self.path, self.state)
@@ -147,8 +148,8 @@ class SqliteTables:
                 draft.finish(self._history_changes_max)
                 self._db.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(apsw.Error):
-                    self._roll_back()
+                with contextlib.suppress(apsw.Error):  # SQLite may have rolled back by itself
+                    self._db.execute("ROLLBACK")
                 raise
             self.state = draft.state
 
@@ -156,10 +157,6 @@ class SqliteTables:
         """Close the file. SQLite's log is merged into it if possible."""
         with self._translated():
             self._held.close()
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:  # SQLite may have rolled back by itself
-            self._db.execute("ROLLBACK")
 
     def _configure(self) -> None:
         self._db.set_busy_timeout(BUSY_MILLISECONDS)

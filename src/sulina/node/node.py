@@ -19,18 +19,15 @@ from starlette.types import ASGIApp
 
 from sulina.addresses import address_text, split_address
 from sulina.broker.broker import Broker
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.options import BrokerOptions, no_span
 from sulina.config import Settings
 from sulina.core.cluster.entries import Registration
-from sulina.core.delivery.pubsub import PubSubConfig
 from sulina.core.records.batch import validate
 from sulina.core.records.kernel_choice import warm_up
 from sulina.core.records.rows import decode_rows, encode_rows
 from sulina.errors import Disconnected
 from sulina.failpoints import failpoints_from_environment
 from sulina.listeners.http import make_app
-from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import make_server
 from sulina.listeners.local import LocalConnection
 from sulina.listeners.peer import PeerNetwork
@@ -85,7 +82,7 @@ class Node:
                 writers=WRITERS, readers=READERS, archivers=ARCHIVERS if settings.objects is not None else 0
             )
             exits.callback(threads.shutdown)
-            warming = asyncio.create_task(asyncio.to_thread(warm_up, _use_kernels), name="warm-up")
+            warming = asyncio.create_task(asyncio.to_thread(warm_up, use_kernels), name="warm-up")
             exits.push_async_callback(asyncio.wait, [warming])  # a thread cannot be stopped
             options = _options(settings, data, files_max, tracing)
             archives = await open_archives(settings, options)
@@ -109,8 +106,9 @@ class Node:
                 files=files,
                 archives=archives,
                 registration=registration,
-                cluster_options=_cluster_options(settings),
+                cluster_options=settings.cluster,
                 others=None if registration is None else PeerOwners(peers, owner_of=owner_of, answer=answer),
+                peers=None if registration is None else peers,
             )
             node = cls(settings, broker, warming)
             if registration is None:
@@ -128,7 +126,6 @@ class Node:
 
     async def _join(self, peers: PeerNetwork) -> None:
         settings = self.settings
-        self.broker.pubsub.connect(peers)
         await peers.start(settings.peer_listen_host, settings.peer_port)
         await self.broker.start(url=settings.advertise or self.url, peer=settings.peer_address(peers.port))
         self.broker.follow_peers(
@@ -136,21 +133,13 @@ class Node:
         )
 
     async def _listen(self, exits: contextlib.AsyncExitStack, tracing: Tracing | None) -> None:
-        settings, limits = self.settings, self.settings.limits
+        settings, limits = self.settings, self.settings.http_limits
         websocket = WebSocketListener(self.broker, sessions_max=limits.connections_max)
-        http_limits = HttpLimits(
-            connections_max=limits.connections_max,
-            body_bytes_max=limits.body_bytes_max,
-            head_timeout_seconds=limits.head_timeout_seconds,
-            body_timeout_seconds=limits.body_timeout_seconds,
-        )
-        http = make_app(self.broker, http_limits, websocket=websocket)
+        http = make_app(self.broker, limits, websocket=websocket)
         app: ASGIApp = http
         if tracing is not None:
             app = tracing.traced(app)
-        server = make_server(
-            app, settings.http_host, settings.http_port, http_limits, before_shutdown=http.stop_waiting
-        )
+        server = make_server(app, settings.http_host, settings.http_port, limits, before_shutdown=http.stop_waiting)
         await server.start()
         exits.push_async_callback(server.stop)
         exits.push_async_callback(websocket.close)
@@ -192,39 +181,22 @@ def _registration(settings: Settings, store_id: str, started_ms: int) -> Registr
     )
 
 
-def _cluster_options(settings: Settings) -> ClusterOptions:
-    return ClusterOptions(
-        lease_seconds=settings.lease_seconds,
-        rebalance_seconds=settings.rebalance_seconds,
-        history_seconds=settings.metadata_history_seconds,
-    )
-
-
 def _options(settings: Settings, data: str, files_max: int, tracing: Tracing | None) -> BrokerOptions:
-    limits = settings.limits
     return BrokerOptions(
         data=data,
         broker_id=settings.broker_id,
         software=version("sulina"),
-        topics_max=limits.topics_max,
-        partitions_max=limits.partitions_max,
-        subscriptions_max=limits.subscriptions_max,
-        consumers_max=limits.consumers_max,
-        waiting_bytes_max=limits.waiting_bytes_max,
+        limits=settings.limits,
         open_logs_max=max(16, files_max // 8),
-        compress_checkpoints=settings.compress_checkpoints,
-        retention_interval_seconds=settings.retention_interval_seconds,
-        pubsub=PubSubConfig(
-            subscriber_timeout_seconds=settings.subscriber_timeout_seconds,
-            suspended_ttl_seconds=settings.suspended_ttl_seconds,
-            metrics_event_seconds=settings.metrics_event_seconds,
-        ),
+        storage=settings.storage,
+        pubsub=settings.pubsub,
         span=tracing.span if tracing is not None else no_span,
         failpoints=failpoints_from_environment(),
     )
 
 
-def _use_kernels() -> None:
+def use_kernels() -> None:
+    """Use each kernel once: the first use compiles it, or loads what was compiled before."""
     for keys, stamps in ((None, 0), ([b"k"] * 64, list(range(64)))):
         batch = encode_rows([b"value"] * 64, keys, stamps)
         validate(batch)

@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException, PySparkImportError
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
+from sulina.addresses import split_address
 from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
 from sulina.spark.quiet_start import holding_back
@@ -54,6 +55,7 @@ LOCAL_SETTINGS = LOOPBACK_SETTINGS | {
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
 }
 JAVA_MIN = 17
+PORTS = {"spark": 7077, "sc": 15002}  # where a URL names none
 CONNECT_SECONDS_MAX = 10.0
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -73,7 +75,7 @@ def session(
 
     Raises:
         SparkUnavailable: Java or PySpark is missing, or nothing listens there.
-        InvalidSettings: `master` and `remote` contradict each other.
+        InvalidSettings: `master` and `remote` contradict each other, or a URL has an address that is not HOST:PORT.
     """
     if master is None and remote is None:
         remote = os.environ.get("SPARK_REMOTE")
@@ -117,7 +119,11 @@ def _share_workers(context: SparkContext) -> None:
 
 
 def settings_for(master: str) -> dict[str, str]:
-    """Return our settings for a master, without those that the user's `spark-defaults.conf` has."""
+    """Return our settings for a master, without those that the user's `spark-defaults.conf` has.
+
+    Raises:
+        InvalidSettings: the master's URL has an address that is not HOST:PORT.
+    """
     ours = dict(SETTINGS)
     if master.startswith("local"):
         ours |= LOCAL_SETTINGS
@@ -154,6 +160,7 @@ def _check_reached(address: str) -> None:
 
     Raises:
         SparkUnavailable: nothing does.
+        InvalidSettings: the URL has an address that is not HOST:PORT.
     """
     hosts = list(_hosts(address))
     for host, port in hosts:
@@ -166,12 +173,9 @@ def _check_reached(address: str) -> None:
 def _hosts(address: str) -> Iterator[tuple[str, int]]:
     """Return the hosts of `spark://a:1,b:2` and `sc://a:1/;…`; nothing for other masters."""
     parts = urlsplit(address)
-    if parts.scheme not in ("spark", "sc"):
-        return
-    for one in parts.netloc.split(","):
-        host, _, port = one.rpartition(":") if not one.endswith("]") and ":" in one else (one, "", "")
-        default = 7077 if parts.scheme == "spark" else 15002
-        yield host.strip("[]"), int(port) if port.isdecimal() else default
+    if parts.scheme in PORTS:
+        for one in parts.netloc.split(","):
+            yield split_address(one, default_port=PORTS[parts.scheme])
 
 
 def check_java() -> str:

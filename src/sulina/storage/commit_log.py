@@ -27,8 +27,7 @@ from sulina.core.log.commit import (
     timestamp_ms,
     timestamp_text,
 )
-from sulina.core.log.log_state import LogState, MemoryLimits
-from sulina.core.log.log_time import next_log_ms
+from sulina.core.log.log_state import LogState, MemoryLimits, next_log_ms
 from sulina.core.log.plan import next_commit
 from sulina.core.log.retention import CHECKPOINTS_KEPT, disposable_before
 from sulina.core.log.txn_run import TxnRun, is_run_name
@@ -213,8 +212,8 @@ class CommitLog:
         prepared = self.prepare(operations, epoch=epoch)
         return self.finish(prepared, lambda: self.store.put_if_absent(prepared.name, prepared.data))
 
-    def prepare(self, operations: Sequence[AnyOperation], *, epoch: Epoch) -> "Prepared":
-        """Build the next version without storing it.
+    def prepare(self, operations: Sequence[AnyOperation], *, epoch: Epoch, log_ms: int | None = None) -> "Prepared":
+        """Build the next version without storing it; `log_ms` is the log's own time, if the caller has asked for it.
 
         Raises:
             StaleEpoch: a newer owner has claimed the log.
@@ -222,18 +221,20 @@ class CommitLog:
             CorruptCommit: the commit breaks the rules of the log.
         """
         now, monotonic = self._clock.now(), self._clock.monotonic()
+        log_ms = self.log_ms() if log_ms is None else log_ms
         txn_id = f"{self._writer}:{int(now * 1000)}:{next(self._numbers)}"
-        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch, log_ms=self.log_ms())
+        commit = next_commit(self.state, operations, txn_id=txn_id, now=now, epoch=epoch, log_ms=log_ms)
         # Before it is stored: no log with a commit that breaks the rules could ever be opened.
         self.state.check(commit)
         return Prepared(commit, commit_name(commit.version), encode(commit), monotonic)
 
     def log_ms(self) -> int:
         """Return the log's own time at this moment. Other threads may call it while one commits."""
-        now_ms, measured, state = int(self._clock.now() * 1000), self._measured, self.state
+        measured, state = self._measured, self.state
         if measured is not None:
             passed_ms = int((self._clock.monotonic() - measured[0]) * 1000)
             return next_log_ms(measured[1], measured_ms=passed_ms, last_ms=0, now_ms=0)
+        now_ms = int(self._clock.now() * 1000)
         last_ms = timestamp_ms(state.timestamp) if state.timestamp else now_ms
         return next_log_ms(state.log_ms, measured_ms=None, last_ms=last_ms, now_ms=now_ms)
 
@@ -244,7 +245,7 @@ class CommitLog:
             VersionConflict: another writer was first.
         """
         commit, before = prepared.commit, self.state.version
-        if not put() or not self._has_predecessor(commit):
+        if not put() or not (self._is_alone or self._has_predecessor(commit)):
             self.refresh()
             raise VersionConflict(expected=before, current=self.state.version)
         self.state.apply(commit)
@@ -253,7 +254,7 @@ class CommitLog:
         return commit
 
     def _has_predecessor(self, commit: Commit) -> bool:
-        if self._is_alone or commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
+        if commit.version == 0 or self.store.get(commit_name(commit.version - 1)) is not None:
             return True
         # The version was free because its commit was removed while we slept: clean-up removes the oldest first, and
         # never the newest, so a writer that is up to date finds the commit before its own.

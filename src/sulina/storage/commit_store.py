@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sulina.core.log.commit import LAST_CHECKPOINT, checkpoint_version
-from sulina.core.log.txn_run import is_run_name
 from sulina.errors import ArchiveFailed
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import Files
@@ -22,11 +20,10 @@ if TYPE_CHECKING:
 Names = list[str]  # inside the classes, `list` is a method
 
 _ASIDE = ".aside"
-_STEPS = {
-    kind: [Failpoint(f"{kind}.{step}") for step in ("aside_created", "aside_written", "aside_synced", "linked")]
-    + [Failpoint(f"{kind}.directory_synced"), Failpoint(f"{kind}.aside_removed")]
-    for kind in ("commit", "checkpoint")
-}
+_STEPS = ("aside_created", "aside_written", "aside_synced", "linked", "directory_synced", "aside_removed")
+_COMMIT = [Failpoint(f"commit.{step}") for step in _STEPS]
+_CHECKPOINT = [Failpoint(f"checkpoint.{step}") for step in _STEPS]  # and of the files that belong to one
+_ENDING_OF_COMMITS = "json"  # after the first dot: those of checkpoints have another
 _numbers = itertools.count()
 
 
@@ -43,7 +40,7 @@ class DirectoryCommits:
 
     def stage(self, name: str, data: bytes) -> str:
         """Write a file aside, durable on return. Return its name there."""
-        created, written, synced, *_ = _STEPS[_kind(name)]
+        created, written, synced, *_ = _COMMIT if name.partition(".")[2] == _ENDING_OF_COMMITS else _CHECKPOINT
         aside = f"{name}.{os.getpid()}.{next(_numbers)}{_ASIDE}"
         file = self._files.create(f"{self.location}/{aside}")
         try:
@@ -62,7 +59,7 @@ class DirectoryCommits:
 
     def publish(self, name: str, aside: str) -> bool:
         """Give a staged file its name, durable on return. Return False if the name exists."""
-        *_, linked, durable, removed = _STEPS[_kind(name)]
+        *_, linked, durable, removed = _COMMIT if name.partition(".")[2] == _ENDING_OF_COMMITS else _CHECKPOINT
         try:
             try:
                 self._files.link(f"{self.location}/{aside}", f"{self.location}/{name}")
@@ -118,11 +115,6 @@ class DirectoryCommits:
             self._files.remove(f"{self.location}/{name}")
             self._reach(Failpoint.OPEN_ASIDE_REMOVED)
         return names
-
-
-def _kind(name: str) -> str:
-    is_of_checkpoint = name == LAST_CHECKPOINT or checkpoint_version(name) is not None or is_run_name(name)
-    return "checkpoint" if is_of_checkpoint else "commit"
 
 
 class ObjectCommits:

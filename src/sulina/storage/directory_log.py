@@ -8,23 +8,24 @@ good, and the next `open` recovers by checksum.
 import contextlib
 import logging
 import secrets
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from sulina.byte_budget import ByteBudget
-from sulina.core.log.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, SegmentRef, commit_name
+from sulina.core.log.commit import AnyOperation, Checkpoint, Claim, Commit, Remove, Seal, commit_name
 from sulina.core.log.log_state import NO_EPOCH, Appended, MemoryLimits, View
-from sulina.core.log.plan import Append, Plan, checkpoint_due
+from sulina.core.log.plan import Append, Plan
 from sulina.core.log.retention import Retention, expired
 from sulina.core.log.segment import SegmentLimits
-from sulina.core.log.stored import STAMP_BYTES, stamp
-from sulina.core.records.batch import DEFAULT_LIMITS, BatchHeader, BatchLimits
+from sulina.core.records.batch import DEFAULT_LIMITS, STAMP_BYTES, BatchHeader, BatchLimits, stamp
 from sulina.core.records.record import decode
 from sulina.errors import (
     Corrupt,
@@ -52,6 +53,7 @@ PROBE_FILE = ".probe"
 PROBE_BYTES = 1 << 20  # there must be room for this before a stopped log is opened again
 READ_BYTES = 1 << 20
 
+_base = attrgetter("base")
 _logger = logging.getLogger("sulina.log")
 
 
@@ -249,7 +251,7 @@ class DirectoryLog:
         state, now_ms = self.commits.state, self.commits.log_ms()
         limits = state.limits.txns
         if not state.txns.has_room(waiting, now_ms, limits) and state.txns.find(txn_id, now_ms, limits) is None:
-            raise TxnMemoryFull(remembered=len(state.txns), limit=limits.txn_ids_max, seconds=limits.seconds)
+            raise TxnMemoryFull(remembered=state.txns.count, limit=limits.txn_ids_max, seconds=limits.seconds)
 
     def reconfigure(self, options: LogOptions) -> None:
         """Use other limits from now on."""
@@ -260,7 +262,7 @@ class DirectoryLog:
         batches = placed_batches(plan, appends, self.epoch)
         operations = plan.operations
         started = self._clock.monotonic()
-        prepared = self.commits.prepare(operations, epoch=self.epoch)
+        prepared = self.commits.prepare(operations, epoch=self.epoch, log_ms=plan.log_ms)
         if self._stager is None:
             self.segments.write(batches)
             put = partial(self._store.put_if_absent, prepared.name, prepared.data)
@@ -291,7 +293,7 @@ class DirectoryLog:
         self._checkpoint_after(self.commits.commit(operations, epoch=self.epoch))
 
     def _checkpoint_after(self, commit: Commit) -> None:
-        if checkpoint_due(commit.version):
+        if commit.checkpoint_hint:
             self._due.append(self.commits.take_checkpoint())
 
     def _aborted(self, lost: VersionConflict, count: int) -> list[Appended | SulinaError]:
@@ -439,7 +441,8 @@ class DirectoryLog:
         if offset == end:
             return Slice(memoryview(b""), offset, offset, at, end)
         try:
-            found = self.segments.read(_holding(view, offset), offset, end=end, max_bytes=max_bytes)
+            holding = view.segments[max(0, bisect_right(view.segments, offset, key=_base) - 1)]
+            found = self.segments.read(holding, offset, end=end, max_bytes=max_bytes)
         except CorruptSegment:
             # Retention may have removed the file meanwhile.
             if offset < self.view.start_offset:
@@ -481,17 +484,6 @@ class DirectoryLog:
             return
         seconds = self._clock.monotonic() - started
         self._tell(lambda: self._metrics.checkpointed(seconds=seconds, files_removed=removed))
-
-
-def _holding(view: View, offset: Offset) -> SegmentRef:
-    low, high = 0, len(view.segments)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if view.segments[middle].base <= offset:
-            low = middle
-        else:
-            high = middle
-    return view.segments[low]
 
 
 def placed_batches(plan: Plan, appends: Sequence[Append], epoch: Epoch) -> list[PlacedBatch]:

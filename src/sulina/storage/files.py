@@ -41,15 +41,25 @@ class OsFile:
         for first in range(0, len(buffers), IOV_MAX):
             some = buffers[first : first + IOV_MAX]
             size = sum(map(len, some))
-            written = os.pwritev(self.fileno(), some, position)
+            written = os.pwritev(self._descriptor, some, position)
             if written < size:  # by a signal, or just before the disk is full
                 rest = memoryview(b"".join(some))
                 while written < size:
-                    written += os.pwrite(self.fileno(), rest[written:], position + written)
+                    written += os.pwrite(self._descriptor, rest[written:], position + written)
             position += size
 
     def sync(self) -> None:
-        _sync_contents(self.fileno())
+        """Make the contents durable.
+
+        Raises:
+            OSError: the file is closed, or the disk failed.
+        """
+        if sys.platform == "darwin":
+            fcntl.fcntl(self.fileno(), fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache
+        elif self._descriptor >= 0:
+            os.fdatasync(self._descriptor)  # flushes a changed size too, but not the times
+        else:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # fdatasync would raise ValueError
 
     def truncate(self, size_bytes: int) -> None:
         assert size_bytes >= 0
@@ -144,13 +154,6 @@ class OsFiles:
 
     def list(self, path: str) -> list[str]:
         return os.listdir(path)
-
-
-def _sync_contents(descriptor: int) -> None:
-    if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync alone leaves the data in the drive's cache
-    else:
-        os.fdatasync(descriptor)  # flushes a changed size too, but not the times
 
 
 class _VolatileFile(OsFile):

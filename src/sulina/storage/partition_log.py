@@ -53,11 +53,6 @@ QUIET_TURNS = 2  # this many turns of the loop without a new append end the wait
 Answer = Callable[[asyncio.Future[Appended], Appended], None]
 
 
-def answer_at_once(future: asyncio.Future[Appended], appended: Appended) -> None:
-    """Acknowledge an append as soon as it is durable on disk."""
-    future.set_result(appended)
-
-
 @dataclass(slots=True, eq=False)
 class _QueuedWrite:
     """Work for the writer's thread: one append, or one call."""
@@ -74,7 +69,7 @@ class PartitionLog:
     """Open with `PartitionLog.open`; use on the loop that opened it; then `close`."""
 
     def __init__(
-        self, log: DirectoryLog, clock: Clock, threads: "LogThreads", owns_threads: bool, answer: Answer
+        self, log: DirectoryLog, clock: Clock, threads: "LogThreads", owns_threads: bool, answer: Answer | None
     ) -> None:
         self._log = log
         self._clock = clock
@@ -109,11 +104,12 @@ class PartitionLog:
         threads: "LogThreads | None" = None,
         metrics: LogMetrics | None = None,
         failpoints: FailpointHook = no_failpoints,
-        answer: Answer = answer_at_once,
+        answer: Answer | None = None,
     ) -> Self:
         """Recover the log in `directory`, or create one.
 
-        `answer` is called on the loop for every append that is durable here, and answers it now or later.
+        `answer` is called on the loop for every append that is durable here, and answers it now or later; without it
+        they are answered now.
 
         Raises:
             LogLocked: another process has the directory.
@@ -405,7 +401,10 @@ class PartitionLog:
                 self._is_writing = False
         if not waiting:
             self._gathering_since = None
-            self._tell_idle()
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
             return
         now = self._loop.time()
         if self._gathering_since is None:
@@ -434,7 +433,7 @@ class PartitionLog:
                 continue  # it was cancelled
             if isinstance(answer, Exception):
                 waiting.future.set_exception(answer)
-            elif waiting.append is not None:
+            elif waiting.append is not None and self._answer is not None:
                 self._answer(waiting.future, answer)
             else:
                 waiting.future.set_result(answer)
@@ -507,12 +506,6 @@ class PartitionLog:
         started = self._clock.monotonic()
         self._log.checkpoint()
         return self._clock.monotonic() - started
-
-    def _tell_idle(self) -> None:
-        idle, self._idle = self._idle, []
-        for waiter in idle:
-            if not waiter.done():
-                waiter.set_result(None)
 
     async def wait_for(
         self, *, offset: Offset | None = None, version: Version | None = None, timeout_seconds: float

@@ -200,7 +200,7 @@ class Segments:
                 self._files.remove(path)
             segment.index_file = self._files.create(path)
         entries: list[bytes] = []
-        position = len(segment.index) * INDEX_ENTRY_BYTES
+        position = len(segment.index.offsets) * INDEX_ENTRY_BYTES
         for batch in written.batches:
             entries.append(segment.index.note(batch.offset, batch.position, segment.timestamp_max))
             segment.timestamp_max = max(segment.timestamp_max, batch.timestamp_max)

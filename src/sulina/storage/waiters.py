@@ -59,8 +59,11 @@ class ViewWaiters:
 
     def wake(self, view: View) -> None:
         """Wake the calls whose offset or version has been reached."""
-        _wake(self._offsets, view.next_offset - 1)
-        _wake(self._versions, view.version)
+        for waiters, reached in ((self._offsets, view.next_offset - 1), (self._versions, view.version)):
+            while waiters and waiters[0][0] <= reached:
+                _, _, waiter = heapq.heappop(waiters)
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def close(self, path: str) -> None:
         """Fail all waiting calls with LogClosed."""
@@ -68,10 +71,3 @@ class ViewWaiters:
         for _, _, waiter in self._offsets + self._versions:
             if not waiter.done():
                 waiter.set_exception(LogClosed(path=path))
-
-
-def _wake(waiters: _Heap, reached: int) -> None:
-    while waiters and waiters[0][0] <= reached:
-        _, _, waiter = heapq.heappop(waiters)
-        if not waiter.done():
-            waiter.set_result(None)

@@ -21,6 +21,7 @@
 On the wire a frame is a msgpack array whose first element is its tag.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -255,35 +256,23 @@ FromClient = (
 )  # fmt: skip
 FromNode = Answer | Failed | Deliver | Detached | Happened
 
-_encoder = msgspec.msgpack.Encoder()
-_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
-_from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+Encoded = bytes | bytearray | memoryview
 
 
-def encode_frame(frame: FromClient | FromNode) -> bytes:
-    """Return a frame as one binary message."""
-    return _encoder.encode(frame)
+def decoder_of(kind: Any) -> Callable[[Encoded], Any]:
+    """Return a function that reads one frame of these types; it raises ProtocolError where there is none."""
+    decoder = msgspec.msgpack.Decoder(kind)
+
+    def decode_frame(data: Encoded) -> Any:
+        try:
+            return decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"not a frame: {error}") from None
+
+    return decode_frame
 
 
-def decode_from_client(data: bytes) -> FromClient:
-    """Return the frame that a client has sent.
-
-    Raises:
-        ProtocolError: it is not a frame; it says why.
-    """
-    try:
-        return _from_client.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"not a frame: {error}") from None
-
-
-def decode_from_node(data: bytes) -> FromNode:
-    """Return the frame that a node has sent.
-
-    Raises:
-        ProtocolError: it is not a frame; it says why.
-    """
-    try:
-        return _from_node.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"not a frame: {error}") from None
+# A frame is one binary message.
+encode_frame: Callable[[FromClient | FromNode], bytes] = msgspec.msgpack.Encoder().encode
+decode_from_client: Callable[[Encoded], FromClient] = decoder_of(FromClient)
+decode_from_node: Callable[[Encoded], FromNode] = decoder_of(FromNode)

@@ -6,6 +6,7 @@ order or the connection ends.
 """
 
 import struct
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 
 from sulina.core.delivery.pubsub import DeliveryReport
 from sulina.errors import ProtocolError, SulinaError, from_code
+from sulina.wire.frames import Encoded, decoder_of
 from sulina.wire.messages import Name
 
 PROTOCOL = 2  # 1: without requests
@@ -203,7 +205,7 @@ AnyPeerFrame = (
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyPeerFrame] = msgspec.msgpack.Decoder(AnyPeerFrame)
+decode_peer: Callable[[Encoded], AnyPeerFrame] = decoder_of(AnyPeerFrame)  # of bytes without their length
 
 
 def encode_peer(frame: AnyPeerFrame) -> bytearray:
@@ -212,18 +214,6 @@ def encode_peer(frame: AnyPeerFrame) -> bytearray:
     _encoder.encode_into(frame, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
     return buffer
-
-
-def decode_peer(data: bytes | bytearray | memoryview) -> AnyPeerFrame:
-    """Return the frame of bytes without their length.
-
-    Raises:
-        ProtocolError: it is not a frame; it says why.
-    """
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"not a frame: {error}") from None
 
 
 def pack_handles(handles: list[int] | tuple[int, ...]) -> bytes:

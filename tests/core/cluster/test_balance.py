@@ -41,7 +41,7 @@ def loads_of(by_broker: dict[str, list[PartitionName]]) -> list[Load]:
     return [Load(len(has), 0.0, broker) for broker, has in by_broker.items()]
 
 
-def test_f2_whoever_has_the_least_gets_the_next() -> None:
+def test_f2_the_broker_with_the_least_gets_the_next() -> None:
     assert spread([UnownedPartition(name) for name in names(3)], loads(2, 0, 1)) == dict(
         zip(names(3), ["b1", "b1", "b2"], strict=True)
     )

@@ -301,7 +301,7 @@ def test_r10_the_cursor_of_a_former_topic_of_the_same_name_counts_for_nothing() 
     assert cursor not in merged([former, without])
 
 
-def test_r10_of_two_cursors_the_one_of_the_later_owner_counts_whoever_saw_more_of_the_store() -> None:
+def test_r10_of_two_cursors_the_one_of_the_later_owner_counts_even_if_the_other_saw_more_of_the_store() -> None:
     cursor = keys.cursor(ORDERS, "s", 0)
 
     def at(offset: int, epoch: int) -> dict[str, str]:

@@ -96,7 +96,7 @@ def test_who_acks_steadily_has_the_whole_time_for_each_batch_p7() -> None:
     assert attempts.next_tick() == 9.0, "not by acking what comes later"
 
 
-def test_whoever_is_late_first_fails_first_p7() -> None:
+def test_the_first_that_is_late_fails_first_p7() -> None:
     attempts = attempts_of(1, 2)
     for attempt in (1, 2):
         deliver(attempts, attempt, 1, 2, now=0.0)

@@ -62,7 +62,7 @@ def test_a_dead_letter_carries_its_last_coordinates_and_counts_its_hops_p12() ->
 
 
 @pytest.mark.parametrize("text", [None, b"", b"-1", b"x", b"9" * 10, b"1.5"])
-def test_a_count_of_hops_that_is_none_counts_nothing_p12(text: bytes | None) -> None:
+def test_a_header_that_is_not_a_count_of_hops_counts_nothing_p12(text: bytes | None) -> None:
     assert hops_of(StoredRecord(value=b"", headers=(("sulina-hops", text),))) == 0
 
 

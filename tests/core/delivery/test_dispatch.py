@@ -111,7 +111,7 @@ def test_a_second_delivery_has_its_own_time_p7() -> None:
     assert dispatch.tick(15.0) == 1
 
 
-def test_a_record_dies_after_so_many_deliveries_and_leaving_does_not_count_p12() -> None:
+def test_a_record_is_a_dead_letter_after_the_last_delivery_and_leaving_does_not_count_p12() -> None:
     member = Member("a", credit=100)
     dispatch = dispatch_of(SubscriptionKind.EXCLUSIVE, member, deliveries_max=2)
     batches = [Batch(0, 2)]
@@ -275,7 +275,7 @@ def test_a_key_waits_for_its_former_consumer_p12() -> None:
     assert [(s.member, s.ranges) for s in later] == [(second, [(moved[0] + 20, moved[0] + 21)])]
 
 
-def test_records_of_a_key_are_let_go_one_by_one_p12() -> None:
+def test_records_of_a_key_are_released_one_by_one_p12() -> None:
     member = Member("a", credit=100)
     dispatch = dispatch_of(SubscriptionKind.KEY_SHARED, member)
     [sent] = pump(dispatch, [Batch(0, 2, [7, 7]), Batch(2, 5, [7, 8, 7])])

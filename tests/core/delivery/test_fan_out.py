@@ -438,7 +438,7 @@ def test_a_member_of_a_node_that_is_not_up_waits_for_it_p8() -> None:
     assert sends(fan_out.node_up("b", 1.0, has_restarted=False)) == [("b", 1, 0, (1,))]
 
 
-def test_there_may_be_only_so_many_and_who_comes_back_is_no_other() -> None:
+def test_subscribers_have_a_limit_and_one_that_comes_back_is_no_other() -> None:
     fan_out = fan_out_of(("a", 1), subscribers_max=1)
     with pytest.raises(LimitReached):
         fan_out.add(SubscriberId("a", 2), "a2", None, 0.0)

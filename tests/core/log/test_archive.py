@@ -204,7 +204,7 @@ def test_commits_come_back_as_they_were_and_only_as_the_slice_says() -> None:
         decode_commits("x", data.replace(b"w:4", b"w:9"), slice_of(3, 6, versions=(3, 6)))
 
 
-def test_a_state_is_due_after_so_many_slices_but_not_for_each_small_one() -> None:
+def test_a_state_is_due_after_a_number_of_slices_but_not_for_each_small_one() -> None:
     slices = [slice_of(n, n + 1, state=n == 0) for n in range(STATE_EVERY_SLICES)]
     assert not is_state_due(slices, 0)
     assert is_state_due([*slices, slice_of(99, 100)], 0)
@@ -214,7 +214,7 @@ def test_a_state_is_due_after_so_many_slices_but_not_for_each_small_one() -> Non
 
 
 @pytest.mark.parametrize("last_state_bytes", [0, STATE_AFTER_COMMIT_BYTES // 2, 3 * STATE_AFTER_COMMIT_BYTES])
-def test_a_state_is_due_after_so_many_bytes_of_commits_in_all_slices_since_the_last(last_state_bytes: int) -> None:
+def test_a_state_is_due_after_a_number_of_bytes_of_commits_in_all_slices_since_the_last(last_state_bytes: int) -> None:
     half = max(STATE_AFTER_COMMIT_BYTES // 2, last_state_bytes)
     old = slice_of(0, 1, state=True, commits_size=9 * half)
     assert not is_state_due([old, *[slice_of(n, n + 1, commits_size=half) for n in (1, 2)]], last_state_bytes)

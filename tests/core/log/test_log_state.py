@@ -9,11 +9,13 @@ from msgspec.structs import replace
 from sulina.core.log.commit import Add, Claim, Commit, OriginRef, Remove, Seal, SequenceRun
 from sulina.core.log.log_state import (
     RUNS_KEPT_MAX,
+    UNMEASURED_MS_MAX,
     Appended,
     LogState,
     MemoryLimits,
     View,
     advanced,
+    next_log_ms,
     repeat_of,
 )
 from sulina.core.log.plan import next_commit
@@ -25,6 +27,7 @@ from sulina.errors import CorruptCommit, DuplicateSequence, SequenceGap, StaleOr
 from sulina.types import Epoch, Offset, Version
 
 Operations = Sequence[Add | Remove | Claim | Seal]
+DAY_MS = 24 * 3600 * 1000
 
 
 def claimed(limits: MemoryLimits | None = None) -> LogState:
@@ -292,7 +295,7 @@ def test_the_longest_silent_origins_are_forgotten_first_l13() -> None:
         operation = add_of(state, 1, origin_id=origin, origin_seq=sequence, origin_epoch=0, txn_id=txn)
         state.apply(commit_of(state, [operation]))
     assert list(state.origins) == [1, 3]
-    assert len(state.txns) == 4
+    assert state.txns.count == 4
 
 
 def origin(last_seq: int, *runs: SequenceRun, epoch: int = 0) -> OriginRef:
@@ -439,3 +442,20 @@ def test_the_time_of_a_log_never_goes_back_l13() -> None:
     add_later(state, 1, 0, 500)
     add_later(state, 1, 1, 0)
     assert state.log_ms == 500
+
+
+# The time of a log: what was measured counts, what wall clocks say counts for little
+
+
+def test_what_a_running_owner_measured_counts_in_full() -> None:
+    assert next_log_ms(5, measured_ms=DAY_MS, last_ms=0, now_ms=0) == 5 + DAY_MS
+
+
+def test_between_two_processes_a_clock_that_is_days_ahead_counts_for_a_minute_l13() -> None:
+    assert next_log_ms(5, measured_ms=None, last_ms=1000, now_ms=1000 + 2 * DAY_MS) == 5 + UNMEASURED_MS_MAX
+    assert next_log_ms(5, measured_ms=None, last_ms=1000, now_ms=3000) == 2005
+
+
+def test_it_never_goes_back() -> None:
+    assert next_log_ms(5, measured_ms=None, last_ms=DAY_MS, now_ms=0) == 5
+    assert next_log_ms(5, measured_ms=-1, last_ms=0, now_ms=0) == 5

@@ -163,7 +163,7 @@ def test_of_two_that_expect_one_version_the_first_wins_l3() -> None:
     assert retry.answers == [Appended(Offset(1), Offset(2), Version(2))]
 
 
-def test_whoever_came_before_is_a_conflict_too_l3() -> None:
+def test_an_earlier_writer_is_a_conflict_too_l3() -> None:
     plan = plan_of(log(), append([header()]), append([header()], expected_version=Version(0)))
     assert isinstance(plan.answers[1], VersionConflict)
 

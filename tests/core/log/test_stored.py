@@ -6,17 +6,15 @@ import pytest
 from crc32c import crc32c
 
 from sulina.core.log.stored import (
-    STAMP_BYTES,
     StoredRun,
     bounds,
     checked_run,
     first_after_epoch,
     max_timestamp_at,
     size_at,
-    stamp,
     stored_batches,
 )
-from sulina.core.records.batch import HEADER_BYTES
+from sulina.core.records.batch import HEADER_BYTES, STAMP_BYTES, stamp
 from sulina.core.records.record import StoredRecord, encode
 from sulina.errors import CorruptSegment
 from sulina.types import Epoch, Offset
@@ -103,7 +101,7 @@ def test_a_run_has_as_many_bytes_as_may_be_but_at_least_one_batch() -> None:
 
 
 @pytest.mark.parametrize("length", [0, HEADER_BYTES - 1, HEADER_BYTES, SIZES[0] - 1])
-def test_half_a_batch_is_none_l8(length: int) -> None:
+def test_half_a_batch_is_not_a_batch_l8(length: int) -> None:
     assert run(data=DATA[:length]) == (0, 0, 10, 10)
     assert run(data=DATA[: STARTS[1]] + PARTS[1][:length]) == (0, STARTS[1], 10, 13)
 

@@ -41,7 +41,7 @@ def test_a_txn_id_is_known_until_its_time_is_over_and_not_longer_l13() -> None:
     assert TxnMemory().find("t0", 0, LIMITS) is None
 
 
-def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
+def test_a_read_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
     """L13: the number of a run is never another's, so who looks it up beside us is not led to the wrong one."""
 
     class Forgetting(dict[int, TxnRun]):
@@ -58,7 +58,7 @@ def test_a_look_up_beside_a_run_that_is_forgotten_finds_nothing_l13() -> None:
 
 def test_however_many_others_come_none_is_forgotten_before_its_time_l13() -> None:
     memory = filled(50_000, limits=TxnLimits())
-    assert len(memory) == 50_000
+    assert memory.count == 50_000
     assert memory.find("t0", 0, TxnLimits()) == txn("t0", version=0)
     assert memory.find("t49999", 0, TxnLimits()) == txn("t49999", 49_999, version=49_999)
 
@@ -82,14 +82,14 @@ def test_those_who_wait_count_l13() -> None:
 
 def test_runs_that_are_over_go_and_make_room_l13() -> None:
     memory = filled(100, every_ms=MINUTE_MS)
-    assert len(memory) <= 15 + 1 + LIMITS.run_max
+    assert memory.count <= 15 + 1 + LIMITS.run_max
     known = [number for number in range(100) if memory.find(f"t{number}", 99 * MINUTE_MS, LIMITS)]
     assert known == [*range(84, 100)], "15 minutes back"
 
 
 def test_what_is_forgotten_takes_no_memory_l13() -> None:
     memory = filled(1000, every_ms=MINUTE_MS)
-    assert sum(map(len, memory.shards)) == len(memory) <= 15 + 1 + LIMITS.run_max
+    assert sum(map(len, memory.shards)) == memory.count <= 15 + 1 + LIMITS.run_max
     assert len(memory.runs) == len(memory.sealed) + 1
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_is_over_before_it_is_full_goes_too_l13() -> None:
     memory = filled(2)
     assert memory.sealed == ()
     commit(memory, txn("new", 2, log_ms=900_001))
-    assert len(memory) == 1
+    assert memory.count == 1
     assert memory.newest == (txn("new", 2, log_ms=900_001),)
     assert memory.find("t0", 900_001, LIMITS) is None
 
@@ -112,7 +112,7 @@ def test_a_small_bound_gives_its_room_back_too_l13(bound: int) -> None:
     assert not memory.has_room(0, 10_000, limits)
     assert memory.has_room(0, 10_001, limits)
     commit(memory, txn("new", log_ms=10_001), limits)
-    assert len(memory) == 1
+    assert memory.count == 1
 
 
 def test_a_txn_id_that_comes_again_after_its_time_is_what_it_wrote_last_l13() -> None:
@@ -122,7 +122,7 @@ def test_a_txn_id_that_comes_again_after_its_time_is_what_it_wrote_last_l13() ->
     memory.remove_expired(900_001, LIMITS)
     assert memory.find("t0", 900_001, LIMITS) == txn("t0", 99, version=9, log_ms=900_001)
     assert memory.find("t1", 900_001, LIMITS) is None
-    assert len(memory) == 1
+    assert memory.count == 1
 
 
 def test_adds_of_one_commit_are_one_txn_l13() -> None:
@@ -130,7 +130,7 @@ def test_adds_of_one_commit_are_one_txn_l13() -> None:
     memory.remember(txn("a", 0, count=2))
     memory.remember(txn("a", 2, count=3))
     assert memory.newest == (txn("a", 0, count=5),)
-    assert len(memory) == 1
+    assert memory.count == 1
 
 
 def test_a_memory_comes_back_from_its_runs_and_its_newest_l13() -> None:
@@ -140,7 +140,7 @@ def test_a_memory_comes_back_from_its_runs_and_its_newest_l13() -> None:
         run.load(stored.encode())
     again = TxnMemory(runs, memory.newest)
     assert again == memory
-    assert len(again) == 41
+    assert again.count == 41
     assert [again.find(f"t{number}", 0, LIMITS) for number in range(41)] == [
         txn(f"t{number}", number, version=number) for number in range(41)
     ]

@@ -4,11 +4,11 @@
 `/cluster/`), `Election` (which broker leads), `LoadManager` (what the leader does).
 """
 
-from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
+from sulina.broker.cluster.assignee import ExistingTopics, OwnAssignment, PartitionAssignee
 from sulina.broker.cluster.cluster import Cluster
 from sulina.broker.cluster.membership import Membership
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
+from sulina.broker.options import ClusterOptions
 
 __all__ = [
     "Cluster",
@@ -16,6 +16,7 @@ __all__ = [
     "ClusterView",
     "ExistingTopics",
     "Membership",
+    "OwnAssignment",
     "Ownership",
     "PartitionAssignee",
     "Versioned",

@@ -1,29 +1,33 @@
 """What the control plane needs from its broker."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+from sulina.broker.cluster.view import Versioned
 from sulina.core.cluster.entries import EpochEntry, UnloadRequest
 from sulina.types import PartitionName
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAssignment:
+    """The assignment of a partition to this broker, with the request to unload the partition, if there is one."""
+
+    epoch: EpochEntry
+    revision: int  # of the assignment; it fences what the owner writes
+    unload: Versioned[UnloadRequest] | None = None
 
 
 class PartitionAssignee(Protocol):
     """Serves the partitions that it is assigned. Called on the event loop, in order of revisions; must not wait."""
 
-    def assigned(self, partition: PartitionName, epoch: EpochEntry, revision: int) -> None:
-        """Called when a partition is assigned to this broker; it is, until `lost`.
+    def changed(self, partition: PartitionName, assigned: OwnAssignment | None) -> None:
+        """Called when a partition is assigned to this broker, and again whenever a request to unload it changes.
 
-        `revision` is that of the assignment, and fences what the owner writes. Called only while this broker may
-        acknowledge, and never for an assignment that was made for another data directory, which had the records.
+        None: the assignment is gone; the broker gave it back, or the leader reassigned the partition. Called with a new
+        assignment only after that, only while this broker may acknowledge, and never with one that was made for another
+        data directory, which had the records.
         """
-        ...
-
-    def lost(self, partition: PartitionName) -> None:
-        """Called when the assignment is gone: the broker gave it back, or the leader reassigned the partition."""
-        ...
-
-    def unload_requested(self, partition: PartitionName, unload: UnloadRequest, revision: int) -> None:
-        """Called when a partition is to be unloaded; after `assigned`, and again whenever the request changes."""
         ...
 
 

@@ -9,10 +9,12 @@ from uuid import uuid4
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, EpochEntry, Registration, Unassigned, UnloadRequest
+from sulina.errors import AlreadyExists
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 
@@ -145,9 +147,30 @@ def keys_of(view: ClusterView, partition: PartitionName) -> list[str]:
     return found
 
 
-def new_unload_request(now_ms: int, *, force: bool, to: str | None, requested_by: str) -> UnloadRequest:
-    """Return a new unload request."""
-    return UnloadRequest(unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to)
+def unload_request(
+    partition: PartitionName,
+    before: UnloadRequest | None,
+    *,
+    now_ms: int,
+    force: bool,
+    to: str | None,
+    requested_by: str,
+    give_up: bool = False,
+) -> UnloadRequest:
+    """Return a request to unload a partition: a new one, or the one that is there already, extended.
+
+    Raises:
+        AlreadyExists: it is being moved to another broker.
+    """
+    if before is None:
+        return UnloadRequest(
+            unload_id=uuid4().hex, force=force, requested_ms=now_ms, requested_by=requested_by, to=to, give_up=give_up
+        )
+    if to is not None and before.to not in (None, to):
+        raise AlreadyExists(
+            kind="unload", name=str(partition), difference=f"it is being moved to {before.to}, not to {to}"
+        )
+    return replace(before, force=before.force or force, to=before.to or to, give_up=before.give_up or give_up)
 
 
 def may_recover_only(epoch: EpochEntry | None, *, is_reliable: bool, sealed_epoch: int | None) -> bool:

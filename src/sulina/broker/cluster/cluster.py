@@ -13,15 +13,15 @@ import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster import changes
-from sulina.broker.cluster.assignee import ExistingTopics, PartitionAssignee
+from sulina.broker.cluster.assignee import ExistingTopics, OwnAssignment, PartitionAssignee
 from sulina.broker.cluster.changes import OwnershipChange
 from sulina.broker.cluster.election import Election
 from sulina.broker.cluster.load_manager import LoadManager, plan_rebalance
 from sulina.broker.cluster.membership import Membership, nothing_to_verify
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.upkeep import MetadataUpkeep
 from sulina.broker.cluster.view import ClusterView, Ownership, Touched, Versioned
 from sulina.broker.events import EventStream
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
     BrokerMode,
@@ -35,7 +35,7 @@ from sulina.core.cluster.entries import (
     UnloadRequest,
     UnloadStep,
 )
-from sulina.errors import AlreadyExists, BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
+from sulina.errors import BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
 from sulina.types import PartitionName, TopicName
@@ -196,9 +196,18 @@ class Cluster:
         """
         self._check_target(to)
         for _ in range(CONFLICTS_MAX):
-            owned, before = self._owned(partition), self.view.unloads.get(partition)
-            unload = self._unload_request(partition, before, force=force, to=to, requested_by=requested_by)
-            unload = replace(unload, give_up=unload.give_up or give_up)
+            owned, before = self.view.assignments.get(partition), self.view.unloads.get(partition)
+            if owned is None:
+                raise self._not_owner(partition)
+            unload = changes.unload_request(
+                partition,
+                None if before is None else before.value,
+                now_ms=self._now_ms(),
+                force=force,
+                to=to,
+                requested_by=requested_by,
+                give_up=give_up,
+            )
             if before is not None and unload == before.value:
                 return unload
             if await self._write(changes.put_unload_request(partition, owned, unload, before)):
@@ -247,8 +256,10 @@ class Cluster:
         requested = []
         by = f"broker {self.broker_id}: rebalance"
         for move in plan_rebalance(self.view, moves_max=self._options.rebalance_moves_max, only_if_uneven=False):
-            owned = self.view.owner(move.partition)
-            unload = changes.new_unload_request(self._now_ms(), force=True, to=move.target, requested_by=by)
+            owned = self.view.assignments.get(move.partition)
+            unload = changes.unload_request(
+                move.partition, None, now_ms=self._now_ms(), force=True, to=move.target, requested_by=by
+            )
             if owned is not None and await self._write(changes.put_unload_request(move.partition, owned, unload, None)):
                 requested.append((move.partition, unload))
         return requested
@@ -446,31 +457,29 @@ class Cluster:
 
     def _tell(self, assignee: PartitionAssignee, partition: PartitionName) -> None:
         owned, epoch = self.view.assignments.get(partition), self.view.epochs.get(partition)
-        if owned is None or epoch is None or not self._is_ours(owned, epoch.value):
-            owned = epoch = None
+        if owned is not None and epoch is not None:
+            # An assignment for another data directory is not ours either; the leader removes it.
+            for_us = (owned.broker_id, epoch.value.store_id) == (self.broker_id, self.membership.store_id)
+            if not for_us or owned.epoch != epoch.value.epoch:
+                owned = epoch = None
         told = self._mine.get(partition)
         if told is not None and told != owned:
             del self._mine[partition]
             self._told.pop(partition, None)
             self._report.set()
-            assignee.lost(partition)
+            assignee.changed(partition, None)
         if owned is None or epoch is None:
             return
-        if partition not in self._mine:
+        is_new, unload = partition not in self._mine, self.view.unloads.get(partition)
+        if is_new:
             if not self.membership.may_ack():
                 return  # the assignment may be old; `_membership_changed` passes it on when the lease is valid again
             self._mine[partition] = owned
             self._report.set()
-            assignee.assigned(partition, epoch.value, owned.revision)
-        unload = self.view.unloads.get(partition)
-        if unload is not None and self._told.get(partition) != unload.revision:
-            self._told[partition] = unload.revision
-            assignee.unload_requested(partition, unload.value, unload.revision)
-
-    def _is_ours(self, owned: Ownership, epoch: EpochEntry) -> bool:
-        """Return whether an assignment is for this broker and its data directory; the leader removes others."""
-        is_for_us = owned.broker_id == self.broker_id and epoch.store_id == self.membership.store_id
-        return is_for_us and owned.epoch == epoch.epoch
+        if is_new or (unload is not None and self._told.get(partition) != unload.revision):
+            if unload is not None:
+                self._told[partition] = unload.revision
+            assignee.changed(partition, OwnAssignment(epoch.value, owned.revision, unload))
 
     async def _report_load(self) -> None:
         while True:
@@ -526,37 +535,13 @@ class Cluster:
         epoch = self.view.epochs.get(partition)
         return keys.given_up(partition, epoch.value.epoch if epoch is not None else 0)
 
-    def _unload_request(
-        self,
-        partition: PartitionName,
-        before: Versioned[UnloadRequest] | None,
-        *,
-        force: bool,
-        to: str | None,
-        requested_by: str,
-    ) -> UnloadRequest:
-        if before is None:
-            return changes.new_unload_request(self._now_ms(), force=force, to=to, requested_by=requested_by)
-        under_way = before.value
-        if to is not None and under_way.to not in (None, to):
-            raise AlreadyExists(
-                kind="unload", name=str(partition), difference=f"it is being moved to {under_way.to}, not to {to}"
-            )
-        return replace(under_way, force=under_way.force or force, to=under_way.to or to)
-
     def _check_target(self, to: str | None) -> None:
         if to is not None and to not in self.view.active():
             active = ", ".join(self.view.active()) or "none"
             raise InvalidSettings(f"broker {to} is not active, so it gets no partitions; active brokers: {active}")
 
-    def _owned(self, partition: PartitionName) -> Ownership:
-        owned = self.view.owner(partition)
-        if owned is None:
-            raise self._not_owner(partition)
-        return owned
-
     def _not_owner(self, partition: PartitionName) -> NotOwner:
-        owned = self.view.owner(partition)
+        owned = self.view.assignments.get(partition)
         is_other = owned is not None and owned.broker_id != self.broker_id
         owner = owned.broker_id if owned is not None and is_other else None
         return NotOwner(

@@ -16,8 +16,8 @@ from sulina.broker.cluster import changes
 from sulina.broker.cluster.assignee import ExistingTopics
 from sulina.broker.cluster.changes import LeaderWriter, NotLeading, OwnershipChange
 from sulina.broker.cluster.election import Election
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView, Touched
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import balance, keys
 from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
 from sulina.core.cluster.entries import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
@@ -345,9 +345,8 @@ class LoadManager:
 
     def _unload_change(self, partition: PartitionName, to: str | None, why: str) -> OwnershipChange:
         owned = self._view.assignments[partition]
-        unload = changes.new_unload_request(
-            self._now_ms(), force=True, to=to, requested_by=f"leader {self._broker_id}: {why}"
-        )
+        by = f"leader {self._broker_id}: {why}"
+        unload = changes.unload_request(partition, None, now_ms=self._now_ms(), force=True, to=to, requested_by=by)
         return changes.put_unload_request(partition, owned, unload, None)
 
     async def _sweep(self, existing: set[PartitionName]) -> None:

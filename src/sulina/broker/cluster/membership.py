@@ -14,9 +14,9 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView, Versioned
 from sulina.broker.events import EventStream
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
 from sulina.errors import InvalidSettings, LeaseLost, NotServing

@@ -11,9 +11,9 @@ import math
 import structlog
 
 from sulina.broker.cluster.election import Election
-from sulina.broker.cluster.options import ClusterOptions
 from sulina.broker.cluster.view import ClusterView
 from sulina.broker.events import EventStream
+from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import history
 from sulina.core.cluster.history import SeenRevisions
 from sulina.ports import NO_REVISION, Clock, MetadataStore, StoreSpace
@@ -41,9 +41,9 @@ class MetadataUpkeep:
         self._election = election
         self._events = events
         self._clock = clock
-        self._keep_seconds = options.history_seconds
-        self._pause_seconds = min(options.upkeep_seconds, options.history_seconds / COMPACTIONS_PER_KEEP)
-        self._seen = SeenRevisions(options.history_seconds)
+        self._keep_seconds = options.metadata_history_seconds
+        self._pause_seconds = min(options.upkeep_seconds, options.metadata_history_seconds / COMPACTIONS_PER_KEEP)
+        self._seen = SeenRevisions(options.metadata_history_seconds)
         self._compacted = NO_REVISION
         self._compacted_at = -math.inf
         self.space: StoreSpace | None = None

@@ -102,7 +102,7 @@ class ClusterView:
         self.modes: dict[str, BrokerMode] = {}
         self.loads: dict[str, LoadReport] = {}
         self._reported_at: dict[str, float] = {}  # when the loads were seen, by the monotonic clock
-        self.assignments: dict[PartitionName, Ownership] = {}
+        self.assignments: dict[PartitionName, Ownership] = {}  # to brokers that may be unreachable
         self.assigned_to: dict[str, set[PartitionName]] = {}  # the same by broker, registered or not
         self.unassigned: dict[PartitionName, Versioned[Unassigned]] = {}
         self.epochs: dict[PartitionName, Versioned[EpochEntry]] = {}
@@ -120,10 +120,6 @@ class ClusterView:
     def is_loaded(self) -> bool:
         """Whether it was ever read from the metadata store."""
         return self._is_loaded
-
-    def owner(self, partition: PartitionName) -> Ownership | None:
-        """Return the owner of a partition, which may be unreachable; None: the partition has no owner."""
-        return self.assignments.get(partition)
 
     def url(self, broker_id: str | None) -> str | None:
         """Return the URL of a broker; None: it is not registered."""
@@ -194,7 +190,7 @@ class ClusterView:
 
     def unload_info(self, partition: PartitionName, unload: UnloadRequest) -> UnloadInfo:
         """Return the state of an unload as clients see it."""
-        owned = self.owner(partition)
+        owned = self.assignments.get(partition)
         return UnloadInfo(
             topic=str(partition.topic),
             partition=partition.partition,
@@ -366,22 +362,20 @@ class ClusterView:
                 touched.brokers.add(broker)
             case [*kind, namespace, topic, number]:
                 partition = _partition(namespace, topic, number)
-                if partition is not None and self._apply_partition(kind, partition, change):
-                    touched.partitions.add(partition)
-
-    def _apply_partition(self, kind: Sequence[str], partition: PartitionName, change: Change) -> bool:
-        match kind:
-            case ["brokers", broker]:
-                self._assign(partition, broker, _read(change, Assignment))
-            case ["unassigned"]:
-                _keep(self.unassigned, partition, _read(change, Unassigned))
-            case ["epochs"]:
-                _keep(self.epochs, partition, _read(change, EpochEntry))
-            case ["unloads"]:
-                _keep(self.unloads, partition, _read(change, UnloadRequest))
-            case _:
-                return False
-        return True
+                if partition is None:
+                    return
+                match kind:
+                    case ["brokers", broker]:
+                        self._assign(partition, broker, _read(change, Assignment))
+                    case ["unassigned"]:
+                        _keep(self.unassigned, partition, _read(change, Unassigned))
+                    case ["epochs"]:
+                        _keep(self.epochs, partition, _read(change, EpochEntry))
+                    case ["unloads"]:
+                        _keep(self.unloads, partition, _read(change, UnloadRequest))
+                    case _:
+                        return
+                touched.partitions.add(partition)
 
     def _assign(self, partition: PartitionName, broker: str, held: Versioned[Assignment] | None) -> None:
         owned = self.assignments.get(partition)

@@ -5,6 +5,7 @@ a publish is sent at once.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
@@ -13,7 +14,7 @@ from sulina.broker.events import EventStream
 from sulina.broker.log_reading import FAILURE_PAUSE_SECONDS, read_while_owned
 from sulina.broker.partition import Log, Partition
 from sulina.broker.partition_ownership import PartitionOwnership
-from sulina.broker.pubsub.links import NodeLinks
+from sulina.broker.pubsub.peers import PeerConnections
 from sulina.core.delivery.fan_out import Effect, EmitEvent, FanOut, Payload, RemoveSubscriber, ResumeAt, Send
 from sulina.core.delivery.pubsub import DeliveryReport, PubSubConfig, SubscriberId, TopicOptions
 from sulina.core.log.log_state import NO_EPOCH
@@ -36,7 +37,8 @@ class PartitionFeed:
         *,
         local: str,
         config: PubSubConfig,
-        links: NodeLinks,
+        peers: PeerConnections,
+        batches_sent: Counter[str],
         clock: Clock,
         events: EventStream,
         on_closed: Callable[["PartitionFeed"], None],
@@ -51,7 +53,8 @@ class PartitionFeed:
         self._fence = (ownership.epoch.epoch if ownership.epoch is not None else 0, int(clock.now() * 1_000_000))
         self._epoch: int = NO_EPOCH  # of the log that is being read
         self._on_closed = on_closed
-        self._links = links
+        self._peers = peers
+        self._batches_sent = batches_sent  # by node, over all partitions
         self._clock = clock
         self._events = events
         self._topic = str(ownership.name.topic)
@@ -78,7 +81,7 @@ class PartitionFeed:
             if self._partition is not None:
                 begin = Position.at_offset(*await self._partition.locate_with_epoch(position))
             self._check_open()
-            if not self._links.is_up(member.node):
+            if not self._peers.is_up(member.node):
                 raise NotServing(reason=f"no connection with broker {member.node}")
             offset = None if begin is None else begin.value
             self._do(self.fan_out.add(member, name, offset, self._clock.monotonic()))
@@ -99,7 +102,7 @@ class PartitionFeed:
 
     def node_up(self, node: str, *, has_restarted: bool) -> None:
         """Send to a node again: there is a connection with it."""
-        is_blocked = not self._links.has_room(node)
+        is_blocked = not self._peers.has_room(node)
         now = self._clock.monotonic()
         self._do(self.fan_out.node_up(node, now, has_restarted=has_restarted, is_blocked=is_blocked))
 
@@ -109,7 +112,7 @@ class PartitionFeed:
 
     def node_ready(self, node: str) -> None:
         """Go on sending to a node: its send queue is not full any more."""
-        if self._links.has_room(node):  # other feeds may have filled it; then this is called again
+        if self._peers.has_room(node):  # other feeds may have filled it; then this is called again
             self._do(self.fan_out.node_ready(node, self._clock.monotonic()))
 
     def close(self, error: SulinaError) -> None:
@@ -169,7 +172,7 @@ class PartitionFeed:
                     self._send(effect)
                 case ResumeAt(node, handles):
                     packed = pack_handles(handles)
-                    self._links.send(node, Resume(self._topic, self.name.partition, self._fence, packed))
+                    self._peers.send(node, Resume(self._topic, self.name.partition, self._fence, packed))
                 case RemoveSubscriber(member, reason, status):
                     error = SubscriberRemoved(topic=self._topic, reason=reason, status=str(status))
                     self._remove(member.node, [member.handle], error)
@@ -194,15 +197,16 @@ class PartitionFeed:
             payload.data,
             self._epoch,
         )
+        self._batches_sent[effect.node] += 1
         # A frame that is lost with its connection is noticed when the connection goes down.
-        self._links.send(effect.node, frame)
-        if not self._links.has_room(effect.node):
+        self._peers.send(effect.node, frame)
+        if not self._peers.has_room(effect.node):
             self.fan_out.node_blocked(effect.node)
 
     def _remove(self, node: str, handles: Sequence[int], error: SulinaError) -> None:
         packed = pack_handles(tuple(handles))
         details = dict(error.details())
-        self._links.send(node, Removed(self._topic, self.name.partition, packed, error.code, str(error), details))
+        self._peers.send(node, Removed(self._topic, self.name.partition, packed, error.code, str(error), details))
 
     # Reading the log
 

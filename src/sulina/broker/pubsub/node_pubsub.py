@@ -3,11 +3,12 @@
 - A `PartitionFeed` for each partition that this node owns sends records to the nodes of its subscribers.
 - `NodeSubscribers` delivers to the subscribers that are attached here.
 - A `PartitionJoins` for each partition that these subscribe to keeps them joined at its owner.
-- `NodeLinks` carries the frames between them, also those from this node to itself.
+- `PeerConnections` carries the frames between them, also those from this node to itself.
 """
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +20,8 @@ from msgspec.structs import replace
 from sulina.broker.events import EventStream
 from sulina.broker.pubsub.feed import PartitionFeed
 from sulina.broker.pubsub.joins import PartitionJoins
-from sulina.broker.pubsub.links import NodeLinks
 from sulina.broker.pubsub.node_subscribers import LocalSubscriber, NodeSubscribers, SubscriberDelivery
-from sulina.broker.pubsub.peers import PeerConnections, PeerEvents
+from sulina.broker.pubsub.peers import Loopback, PeerConnections
 from sulina.broker.pubsub.snapshots import MetricsSnapshots
 from sulina.broker.pubsub.totals import FeedTotals, PublishCounts, metrics_of, sum_counts
 from sulina.broker.topic import Topic
@@ -79,15 +79,20 @@ class NodePubSub:
         config: PubSubConfig,
         clock: Clock,
         events: EventStream,
+        peers: PeerConnections | None = None,
     ) -> None:
+        """Connect the parts. `peers` are the connections to the brokers of a cluster; None: there are no others."""
         self._broker_id = broker_id
         self._topics = topics
         self._owner_of = owner_of  # the broker that owns a partition; None: no broker does
         self._config = config
         self._clock = clock
         self._events = events
-        self._links = NodeLinks(broker_id, self._on_frame)
-        self.local_subscribers = NodeSubscribers(config, send=self._links.send, clock=clock)
+        self._has_peers = peers is not None
+        self._peers = peers or Loopback(broker_id)
+        self._peers.listen(self)
+        self.batches_sent: Counter[str] = Counter()  # by node
+        self.local_subscribers = NodeSubscribers(config, send=self._peers.send, clock=clock)
         self.feeds: dict[PartitionName, PartitionFeed] = {}
         self._snapshots = MetricsSnapshots(
             self._metrics_of,
@@ -104,18 +109,6 @@ class NodePubSub:
         self._ids = itertools.count(int(clock.now() * 1_000_000))  # none from before a restart
         self._work: set[asyncio.Task[Any]] = set()
         self._ticking: asyncio.Task[None] | None = None
-        self._has_peers = False
-
-    @property
-    def batches_sent(self) -> Mapping[str, int]:
-        """Number of batches sent to each node."""
-        return self._links.batches_sent
-
-    def connect(self, peers: PeerConnections) -> None:
-        """Use the connections to other brokers; to be called before `start`."""
-        self._has_peers = True
-        events = PeerEvents(frame=self._on_frame, up=self._on_up, down=self._on_down, room=self._on_room)
-        self._links.connect(peers, events)
 
     def start(self) -> None:
         """Start the timer."""
@@ -207,7 +200,7 @@ class NodePubSub:
                 continue
             owner = joins.remove(subscriber, error or NotServing(reason="the subscriber was detached"))
             if owner is not None:
-                self._links.send(owner, Leave(str(name.topic), name.partition, subscriber.handle))
+                self._peers.send(owner, Leave(str(name.topic), name.partition, subscriber.handle))
             if joins.is_empty:
                 del self._joins[name]
 
@@ -242,7 +235,7 @@ class NodePubSub:
                 joins.topic_id if joins is not None else "",
                 NO_EPOCH if position is None or position.epoch is None else position.epoch,
             )
-            if not self._links.send(owner, frame):
+            if not self._peers.send(owner, frame):
                 raise NotServing(reason=f"no connection with broker {owner}")
             async with asyncio.timeout(JOIN_SECONDS):
                 return await answer  # type: ignore[no-any-return]
@@ -276,13 +269,14 @@ class NodePubSub:
                 topic.partitions[name.partition] if topic.is_reliable else None,
                 local=self._broker_id,
                 config=self._config,
-                links=self._links,
+                peers=self._peers,
+                batches_sent=self.batches_sent,
                 clock=self._clock,
                 events=self._events,
                 on_closed=self._feed_closed,
             )
             for node in self._started_ms:
-                if self._links.is_up(node):
+                if self._peers.is_up(node):
                     feed.node_up(node, has_restarted=False)
         return feed
 
@@ -341,37 +335,35 @@ class NodePubSub:
 
     # Frames
 
-    def _on_frame(self, source: str, frame: AnyPeerFrame) -> None:
+    def peer_frame(self, broker_id: str, frame: AnyPeerFrame) -> None:
+        """Handle a frame of a broker, or of this node itself."""
         try:
-            self._handle(source, frame)
+            match frame:
+                case DeliverBatch():
+                    self.local_subscribers.deliver(broker_id, _partition(frame.topic, frame.partition), frame)
+                case Reported():
+                    feed = self.feeds.get(_partition(frame.topic, frame.partition))
+                    if feed is not None:
+                        feed.reported(broker_id, frame.fence, frame.report)
+                case Present():
+                    live = frozenset(unpack_handles(frame.handles))
+                    for feed in self.feeds.values():
+                        self._spawn(feed.keep_only(broker_id, live))
+                case JoinPartition():
+                    self._spawn(self._join(broker_id, frame))
+                case Leave():
+                    self._spawn(self._leave(broker_id, frame))
+                case Joined() | Refused():
+                    self._answered(broker_id, frame)
+                case Resume():
+                    self.local_subscribers.resume(broker_id, _partition(frame.topic, frame.partition), frame)
+                case Removed():
+                    self._removed(_partition(frame.topic, frame.partition), frame)
         except SulinaError as error:
-            _logger.warning("peer_frame_refused", broker_id=source, frame=type(frame).__name__, error=str(error))
+            _logger.warning("peer_frame_refused", broker_id=broker_id, frame=type(frame).__name__, error=str(error))
         except Exception:
             # A bug: the frames behind this one must still be handled.
-            _logger.exception("peer_frame_failed", broker_id=source, frame=type(frame).__name__)
-
-    def _handle(self, source: str, frame: AnyPeerFrame) -> None:
-        match frame:
-            case DeliverBatch():
-                self.local_subscribers.deliver(source, _partition(frame.topic, frame.partition), frame)
-            case Reported():
-                feed = self.feeds.get(_partition(frame.topic, frame.partition))
-                if feed is not None:
-                    feed.reported(source, frame.fence, frame.report)
-            case Present():
-                live = frozenset(unpack_handles(frame.handles))
-                for feed in self.feeds.values():
-                    self._spawn(feed.keep_only(source, live))
-            case JoinPartition():
-                self._spawn(self._join(source, frame))
-            case Leave():
-                self._spawn(self._leave(source, frame))
-            case Joined() | Refused():
-                self._answered(source, frame)
-            case Resume():
-                self.local_subscribers.resume(source, _partition(frame.topic, frame.partition), frame)
-            case Removed():
-                self._removed(_partition(frame.topic, frame.partition), frame)
+            _logger.exception("peer_frame_failed", broker_id=broker_id, frame=type(frame).__name__)
 
     async def _join(self, source: str, frame: JoinPartition) -> None:
         try:
@@ -390,7 +382,7 @@ class NodePubSub:
                 answer = Joined(frame.id, begin.value, NO_EPOCH if begin.epoch is None else begin.epoch)
         except SulinaError as error:
             answer = Refused(frame.id, error.code, str(error), dict(error.details()))
-        self._links.send(source, answer)
+        self._peers.send(source, answer)
 
     async def _leave(self, source: str, frame: Leave) -> None:
         name = _partition(frame.topic, frame.partition)
@@ -435,27 +427,31 @@ class NodePubSub:
             if (joins := self._joins.get(name)) is not None:
                 joins.rejoin(subscriber)
 
-    def _on_up(self, node: str, started_ms: int) -> None:
-        has_restarted = self._started_ms.get(node, started_ms) != started_ms
-        self._started_ms[node] = started_ms
-        self._links.send(node, Present(pack_handles(tuple(self.local_subscribers.subscribers))))
+    def peer_up(self, broker_id: str, started_ms: int) -> None:
+        """Send to the subscribers of a broker that is connected, and join those of this node there."""
+        has_restarted = self._started_ms.get(broker_id, started_ms) != started_ms
+        self._started_ms[broker_id] = started_ms
+        self._peers.send(broker_id, Present(pack_handles(tuple(self.local_subscribers.subscribers))))
         for feed in self.feeds.values():
-            feed.node_up(node, has_restarted=has_restarted)
+            feed.node_up(broker_id, has_restarted=has_restarted)
         for joins in self._joins.values():
             joins.look()
 
-    def _on_down(self, node: str, reason: str) -> None:
+    def peer_down(self, broker_id: str, reason: str) -> None:
+        """Stop sending to the subscribers of a broker that is not connected any more."""
         for pending in list(self._pending_joins.values()):
-            if pending.owner == node and not pending.answer.done():
-                pending.answer.set_exception(NotServing(reason=f"the connection with broker {node} was lost: {reason}"))
+            if pending.owner == broker_id and not pending.answer.done():
+                lost = f"the connection with broker {broker_id} was lost: {reason}"
+                pending.answer.set_exception(NotServing(reason=lost))
         for feed in self.feeds.values():
-            feed.node_down(node, reason)
+            feed.node_down(broker_id, reason)
         for joins in self._joins.values():
-            joins.owner_lost(node)
+            joins.owner_lost(broker_id)
 
-    def _on_room(self, node: str) -> None:
+    def peer_room(self, broker_id: str) -> None:
+        """Go on sending to a broker whose send queue was full."""
         for feed in self.feeds.values():
-            feed.node_ready(node)
+            feed.node_ready(broker_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -48,18 +48,14 @@ class LocalSubscriber:
     numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
 
+@dataclass(frozen=True, slots=True)
 class PartitionAttempts:
     """What this node knows of the attempts of one partition's owner."""
 
-    def __init__(self, name: PartitionName, source: str, fence: Fence, attempts: NodeAttempts) -> None:
-        self.name = name
-        self.source = source  # the broker that sends
-        self.fence = fence  # of that owner: with another fence, attempts are numbered from the start
-        self.attempts = attempts
-
-    def is_of(self, source: str, fence: Fence) -> bool:
-        """Return whether attempts of this broker and fence are counted here."""
-        return self.fence == fence and self.source == source
+    name: PartitionName
+    source: str  # the broker that sends
+    fence: Fence  # of that owner: with another fence, or from another broker, attempts are numbered from the start
+    attempts: NodeAttempts
 
 
 class NodeSubscribers:
@@ -143,7 +139,7 @@ class NodeSubscribers:
             return
         if frame.fence[0] < shared.fence[0]:
             return  # the sender does not own the partition any more
-        if not shared.is_of(owner, frame.fence):
+        if (shared.source, shared.fence) != (owner, frame.fence):
             shared = self._renew(shared, owner, frame.fence)
         handles = self._unpacked.get(frame.handles)
         if handles is None:
@@ -161,14 +157,14 @@ class NodeSubscribers:
                 ranges = _own(max(step.start_from, frame.start), frame.end, step.passed)
                 subscriber.deliver(SubscriberDelivery(name.partition, number, ranges, frame.data, frame.epoch))
             else:
-                self._tell(shared, step)
+                self._report(shared, [step])
 
     def resume(self, owner: str, name: PartitionName, frame: Resume) -> None:
         """Expect batches again for subscribers that had failed."""
         shared = self._partitions.get(name)
         if shared is None or frame.fence[0] < shared.fence[0]:
             return
-        if not shared.is_of(owner, frame.fence):
+        if (shared.source, shared.fence) != (owner, frame.fence):
             shared = self._renew(shared, owner, frame.fence)
         handles = unpack_handles(frame.handles)
         self._report(shared, shared.attempts.resume(handles))
@@ -221,12 +217,8 @@ class NodeSubscribers:
 
     def _report(self, shared: PartitionAttempts, reports: Iterable[SendReport]) -> None:
         for report in reports:
-            self._tell(shared, report)
-
-    def _tell(self, shared: PartitionAttempts, report: SendReport) -> None:
-        name = shared.name
-        frame = Reported(str(name.topic), name.partition, shared.fence, report.report)
-        self._send(shared.source, frame)  # if it is lost, the batch is sent again or counts as failed
+            frame = Reported(str(shared.name.topic), shared.name.partition, shared.fence, report.report)
+            self._send(shared.source, frame)  # if it is lost, the batch is sent again or counts as failed
 
 
 def _unreachable(name: PartitionName, frame: DeliverBatch) -> Reported:

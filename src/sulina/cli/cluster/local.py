@@ -213,7 +213,7 @@ class LocalCluster:
         binary = find_etcd()
         self._lock = _locked(directory)  # before the ports: a cluster that runs there already has them too
         try:
-            ports = _ports(port, brokers)
+            ports = broker_ports(port, brokers)
         except InvalidSettings:
             os.close(self._lock)
             raise
@@ -324,7 +324,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _ports(first: int, count: int) -> list[int]:
+def broker_ports(first: int, count: int) -> list[int]:
     """Return a port for each broker, the first one as given.
 
     Raises:

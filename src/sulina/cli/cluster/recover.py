@@ -1,13 +1,12 @@
 """Command `sulina cluster recover`: recover a cluster whose metadata store was lost or restored to an older state."""
 
 import asyncio
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from sulina.cli import terminal
-from sulina.cli.flags.cluster import STORES, StoreFlags
+from sulina.cli.flags.settings import STORES, StoreFlags
 from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 from sulina.errors import InvalidInput, InvalidSettings
@@ -48,7 +47,7 @@ def recover(
     Raises:
         InvalidSettings: --metadata or --objects is missing.
     """
-    flags = {"insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(stores)}
+    flags = {"insecure": True, "broker_id": DEFAULT_BROKER_ID, **stores.given()}
     settings = load_settings(flags, file=config)
     if settings.etcd is None or settings.objects is None:
         raise InvalidSettings("cluster recover needs --metadata etcd://… and --objects URL of the cluster")

@@ -13,6 +13,7 @@ from typing import IO
 
 import msgspec
 
+from sulina.addresses import split_address
 from sulina.config import DEFAULT_HTTP
 from sulina.errors import NotServing
 
@@ -102,11 +103,10 @@ class ChildNode:
 
 def usual_address() -> str:
     """Return the address at which commands look for a node by default, or any port if that one is in use."""
-    host, _, port = DEFAULT_HTTP.partition(":")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, int(port)))
+            listener.bind(split_address(DEFAULT_HTTP))
             listener.listen(1)
         except OSError:
             return ANY_PORT

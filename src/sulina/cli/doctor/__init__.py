@@ -9,12 +9,10 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +22,8 @@ from msgspec import Struct
 
 from sulina.addresses import address_text
 from sulina.cli import terminal
-from sulina.cli.flags.cluster import ALONE, ClusterFlags
 from sulina.cli.flags.remote import DEFAULT_URL
+from sulina.cli.flags.settings import ALONE, ClusterFlags
 from sulina.config import DEFAULT_BROKER_ID, Settings
 from sulina.config import load as load_settings
 
@@ -37,6 +35,7 @@ FREE_BYTES_LOW, FREE_BYTES_NONE = 1 << 30, 100 << 20
 CLOCK_SECONDS_MAX = 2.0
 OPEN_FILES_LOW = 4096
 JAVA_VERSIONS = (17, 21)
+MOUNTS = Path("/proc/self/mounts")
 
 
 class Grade(StrEnum):
@@ -94,7 +93,7 @@ def doctor(
         Print the findings as JSON.
     """
     # The broker's ID and --insecure do not matter for these checks.
-    given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **asdict(flags)}
+    given = {"data": data, "http": http, "insecure": True, "broker_id": DEFAULT_BROKER_ID, **flags.given()}
     settings = load_settings(given, file=config)
     findings = []
     for finding in (
@@ -270,11 +269,12 @@ def check_open_files(settings: Settings) -> CheckResult:
     if most == resource.RLIM_INFINITY:
         return CheckResult(check="open files", grade=Grade.OK, found="no limit")
     figures = {"most": float(most)}
+    connections = settings.http_limits.connections_max
     if most < OPEN_FILES_LOW:
         return CheckResult(
             check="open files",
             grade=Grade.WARN,
-            found=f"at most {most:,}; a node may hold {settings.limits.connections_max:,} connections and its segments",
+            found=f"at most {most:,}; a node may hold {connections:,} connections and its segments",
             advice="raise the hard limit: `ulimit -Hn`, LimitNOFILE= of systemd, or nofile in limits.conf",
             figures=figures,
         )
@@ -346,11 +346,9 @@ def _sync_times(number: int) -> list[float]:
 
 def _is_memory(place: Path) -> bool:
     """Return whether the directory is on a file system in memory."""
-    if not sys.platform.startswith("linux"):
-        return False
     try:
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    except OSError:
+        mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
+    except OSError:  # only Linux has this file
         return False
     over = [(len(words[1]), words[2]) for words in mounts if place.is_relative_to(words[1])]
     return bool(over) and max(over)[1] in ("tmpfs", "ramfs")

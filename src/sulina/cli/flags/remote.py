@@ -14,7 +14,6 @@ from sulina.errors import (
     DelayQueueFull,
     Disconnected,
     InvalidName,
-    InvalidSettings,
     LimitReached,
     MetadataFailed,
     NamespaceNotEmpty,
@@ -95,22 +94,6 @@ def topic_name(text: str) -> str:
         InvalidName: the text is not a topic's name.
     """
     return str(TopicName.parse(text) if "/" in text else TopicName(DEFAULT_NAMESPACE, text))
-
-
-async def check_broker(client: "Client", broker_id: str) -> None:
-    """Check that a broker is there to take partitions. A single node is not checked: it refuses the move itself.
-
-    Raises:
-        BrokerNotFound: the cluster has no such broker.
-        InvalidSettings: the broker is unreachable.
-    """
-    brokers = (await client.admin.cluster()).brokers
-    state_of = {info.broker_id: info.state for info in sorted(brokers, key=lambda info: info.broker_id)}
-    if broker_id not in state_of and any(info.url for info in brokers):
-        raise BrokerNotFound(broker=broker_id, brokers=", ".join(state_of))
-    if state_of.get(broker_id) == "unreachable":
-        there = ", ".join(name for name, state in state_of.items() if state == "active") or "none"
-        raise InvalidSettings(f"broker {broker_id} is unreachable; brokers that take partitions: {there}")
 
 
 def hint_for(error: SulinaError) -> str | None:

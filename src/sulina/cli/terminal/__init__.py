@@ -95,7 +95,7 @@ def print_block(block: "RenderableType") -> None:
     console = out()
     with console.capture() as captured:
         console.print(block)
-    write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())
+    sys.stdout.buffer.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())
     sys.stdout.flush()
 
 

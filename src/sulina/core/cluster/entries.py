@@ -118,6 +118,14 @@ class UnloadStep(StrEnum):
     UNASSIGNED = "unassigned"  # the assignment is gone; shown, never stored
 
 
+class MoveEnd(StrEnum):
+    """How a move ends: the last step that clients show; never stored."""
+
+    MOVED = "moved"  # another broker serves the partition, or the same one under a higher epoch
+    REFUSED = "refused"  # its owner keeps it
+    RECOVERING = "recovering"  # its owner died, and alone has what is not archived
+
+
 class UnloadRequest(Struct, frozen=True, kw_only=True):
     """A request to unload a partition from its owner, kept until that is done; it outlives restarts of the owner."""
 

@@ -294,7 +294,7 @@ class NodeAttempts:
             elif subscriber.acked is not None:
                 self._trim_acked(subscriber, subscriber.position)
         batch.waiting.discard(handle)
-        reports = [] if batch.waiting else [self._done(attempt)]
+        reports = [] if batch.waiting else [self._report(attempt, self._attempts.pop(attempt))]
         if handle in self._behind and not subscriber.pending:
             self._behind.discard(handle)
             if self._behind != self._told:
@@ -350,7 +350,7 @@ class NodeAttempts:
             if failure is not None:
                 batch.failed.append(failure)
             if not batch.waiting:
-                reports.append(self._done(attempt))
+                reports.append(self._report(attempt, self._attempts.pop(attempt)))
         return reports
 
     def _trim_acked(self, subscriber: _SubscriberProgress, before: int | None) -> None:
@@ -362,9 +362,6 @@ class NodeAttempts:
     def _report_behind(self) -> SendReport:
         self._told = frozenset(self._behind)
         return SendReport(DeliveryReport(0, slow=tuple(sorted(self._told))))
-
-    def _done(self, attempt: int) -> SendReport:
-        return self._report(attempt, self._attempts.pop(attempt))
 
     def _report(self, attempt: int, batch: _UnreportedAttempt) -> SendReport:
         failed = tuple(batch.failed)

@@ -137,7 +137,7 @@ class Dispatch:
 
     def want(self, end_offset: int) -> Range | None:
         """Return the offsets to read next, given the end of the log; None: no consumer can be sent anything."""
-        if self.ready:
+        if self.ready.count:
             ready = self._first_ready()
             if ready is not None:
                 return ready
@@ -230,7 +230,8 @@ class Dispatch:
                 self._send(offset, offset + 1, member, number, deliveries)
 
     def _send(self, start: int, end: int, member: Member, batch: int, deliveries: list[PlannedDelivery]) -> None:
-        self.ready.remove(start, end)
+        if self.ready.count:
+            self.ready.remove(start, end)
         member.credit -= end - start
         self._holding[member] += end - start
         self._idle_since.pop(member, None)

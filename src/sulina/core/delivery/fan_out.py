@@ -403,14 +403,11 @@ class FanOut:
         at = wanted if wanted is not None and payload.start <= wanted < payload.end else payload.start
         effects: list[Effect] = []
         size = payload.size_bytes
-        groups = self._positions.served(at, size)
-        for group in groups:
+        for group, handles in self._positions.send(at, payload.end, size):
             node = group.node
-            number, handles = node.next_number(), group.handles
+            number = node.next_number()
             node.pending[number] = Attempt(number, handles, at, payload.end, size, now, None, group)
-            group.count(1, size)
             effects.append(Send(node.name, number, payload, handles))
-        self._positions.move(groups, payload.end)
         return effects
 
     def skip_to(self, start: int) -> int:

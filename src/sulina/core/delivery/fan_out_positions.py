@@ -42,9 +42,12 @@ class FanOutPositions:
                 return offset
         return None
 
-    def served(self, offset: int, size_bytes: int) -> list[Group]:
-        """Return the groups at an offset that can be sent a payload of this size."""
-        found = []
+    def send(self, offset: int, end: int, size_bytes: int) -> list[tuple[Group, tuple[int, ...]]]:
+        """Move the groups at an offset that can be sent a payload of this size to its end, behind all others in turn.
+
+        Returns them with the handles that the payload is for: a group that has moved may have met another.
+        """
+        sent = []
         for group in list(self._at.get(offset, {}).values()):
             if not group.node.is_ready:
                 continue
@@ -52,15 +55,13 @@ class FanOutPositions:
                 self._take(group)
                 self._put_aside(group)
             else:
-                found.append(group)
-        return found
-
-    def move(self, groups: Iterable[Group], end: int) -> None:
-        """Move groups to `end`, behind all others in turn: they have been sent everything before it."""
-        for group in groups:
+                sent.append((group, group.handles))
+        for group, _ in sent:
             self._take(group)
+            group.count(1, size_bytes)
             group.offset = end
             self._place(group)
+        return sent
 
     def reported(self, group: Group, size_bytes: int) -> None:
         """Count a batch of a group as reported."""
@@ -82,7 +83,10 @@ class FanOutPositions:
         groups = [group for groups in self._at.values() for group in groups.values()]
         behind = [group for group in [*groups, *self._aside] if group.offset < start]
         lost = sum((start - group.offset) * len(group.members) for group in behind)
-        self.move(behind, start)
+        for group in behind:
+            self._take(group)
+            group.offset = start
+            self._place(group)
         return lost
 
     def _place(self, group: Group) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sulina.errors import InvalidSettings
+from sulina.setting import SecondsBetween, Setting
 
 
 class DeliveryPolicy(StrEnum):
@@ -61,8 +62,18 @@ class TopicOptions:
 class PubSubConfig:
     """Times and bounds of deliveries to subscribers."""
 
-    subscriber_timeout_seconds: float = 5.0  # to ack a batch
-    suspended_ttl_seconds: float = 60.0  # without a success, until a subscriber is removed
+    subscriber_timeout_seconds: Annotated[
+        float,
+        Setting(SecondsBetween(0.05, 3600), "Suspend a subscriber that does not ack a batch within this time."),
+    ] = 5.0
+    suspended_ttl_seconds: Annotated[
+        float,
+        Setting(SecondsBetween(0.05, 86400), "Remove a suspended subscriber that does not recover within this time."),
+    ] = 60.0
+    metrics_event_seconds: Annotated[
+        float,
+        Setting(SecondsBetween(0.05, 86400), "Interval of metrics events, sent only while a client listens to events."),
+    ] = 10.0
     backoff_seconds: float = 0.5  # until a suspended subscriber is tried again; doubles with each failure
     backoff_seconds_max: float = 15.0
     delay_queue_bytes_max: int = 64 << 20  # of one partition, for one node
@@ -70,7 +81,6 @@ class PubSubConfig:
     unacked_bytes_max: int = 16 << 20  # that one subscriber may have
     unacked_batches_max: int = 1_000
     subscribers_max: int = 100_000  # of one partition
-    metrics_event_seconds: float = 10.0  # between two events with a snapshot of metrics
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

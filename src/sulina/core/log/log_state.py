@@ -8,6 +8,12 @@ The log of an archive is such a log too. Its segments are slices: each has an ob
 start, and names the versions of the partition's log that it holds, which follow one another as the offsets do. A slice
 may have no record (commits that only claim or seal), or no commit (records whose commits were gone before there was an
 archive).
+
+A log has a time of its own: milliseconds of its life, as far as its owners have measured them. It never goes back. A
+clock may be wrong by days, and jump, so the age of a commit is not the difference of two timestamps: a running owner
+measures the time between its commits by its monotonic clock. Between the last commit of one process and the first of
+the next there are only wall clocks, and their difference counts for a minute at most. So an entry is remembered for at
+least its time, and longer where a log was not open in between.
 """
 
 from dataclasses import dataclass, field
@@ -41,6 +47,7 @@ RUNS_KEPT = 5  # of each origin: as many as Kafka's producers may have in flight
 RUNS_KEPT_MAX = 1024  # of an origin, while there is room: as many as our client may have in flight
 
 NO_EPOCH = Epoch(-1)
+UNMEASURED_MS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,17 @@ class View:
     start_offset: Offset
     next_offset: Offset
     segments: tuple[SegmentRef, ...]
+
+
+def next_log_ms(log_ms: int, *, measured_ms: int | None, last_ms: int, now_ms: int) -> int:
+    """Return the time of a log whose newest commit has `log_ms`.
+
+    `measured_ms` has passed since that commit, by the monotonic clock of the process that made it. None: another
+    process made it, when its wall clock showed `last_ms`; ours shows `now_ms` now.
+    """
+    if measured_ms is not None:
+        return log_ms + max(0, measured_ms)
+    return log_ms + min(max(0, now_ms - last_ms), UNMEASURED_MS_MAX)
 
 
 def repeat_of(
@@ -282,11 +300,13 @@ class LogState:
     def _pass_time(self, commit: Commit) -> None:
         self.log_ms, self.timestamp = max(self.log_ms, commit.log_ms), commit.timestamp
         self.newest_ms = max(self.newest_ms, timestamp_ms(commit.timestamp))
-        self.txns.remove_expired(self.log_ms, self.limits.txns)
+        if self.txns.count:
+            self.txns.remove_expired(self.log_ms, self.limits.txns)
 
     def _keep_bounds(self) -> None:
         """Remove expired origins, and the longest silent ones past a bound."""
-        self.txns.seal(self.limits.txns)
+        if self.txns.count:
+            self.txns.seal(self.limits.txns)
         while self.origins:
             oldest = self.origins[next(iter(self.origins))]
             is_over = self.log_ms - oldest.log_ms > self.limits.origin_seconds * 1000

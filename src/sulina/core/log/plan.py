@@ -114,20 +114,6 @@ class _OpenAdd:
     size: int
     timestamp_max: int
 
-    def closed(self) -> Add:
-        return Add(
-            origin_id=self.origin_id,
-            origin_seq=self.origin_seq,
-            origin_epoch=self.origin_epoch,
-            offset_start=self.offset_start,
-            offset_end=self.offset_end,
-            segment=segment_name(self.segment),
-            position=self.position,
-            size=self.size,
-            timestamp_max=self.timestamp_max,
-            txn_id=self.txn_id,
-        )
-
 
 @dataclass(slots=True)
 class Plan:
@@ -162,30 +148,36 @@ class Plan:
     @property
     def operations(self) -> list[Add]:
         """Operations of the commit that the plan becomes."""
-        return [add.closed() for add in self._adds]
+        return [
+            Add(
+                origin_id=add.origin_id,
+                origin_seq=add.origin_seq,
+                origin_epoch=add.origin_epoch,
+                offset_start=add.offset_start,
+                offset_end=add.offset_end,
+                segment=segment_name(add.segment),
+                position=add.position,
+                size=add.size,
+                timestamp_max=add.timestamp_max,
+                txn_id=add.txn_id,
+            )
+            for add in self._adds
+        ]
 
     def admit(self, append: Append) -> None:
         """Place an append, answer it as the first time, or refuse it."""
-        try:
-            answer = self._repeat(append)
-        except Conflict as refusal:
-            self.answers.append(refusal)
-            return
+        txn_id, expected = append.request.txn_id, append.request.expected_version
+        answer: Appended | Conflict | None = None if txn_id is None else self._answer_to(txn_id)
         if answer is None:
-            answer = self._place(append)
-        self.answers.append(answer)
-
-    def _repeat(self, append: Append) -> Appended | None:
-        request = append.request
-        if request.txn_id is not None and (answer := self._answer_to(request.txn_id)) is not None:
-            return answer
-        repeat = self._repeat_of_origins(append)
-        expected = request.expected_version
+            try:
+                answer = self._repeat_of_origins(append)
+            except Conflict as refusal:
+                answer = refusal
         # Any batch placed before makes a newer version than the expected one.
-        if repeat is None and expected is not None and (expected != self.state.version or self.placements):
+        if answer is None and expected is not None and (expected != self.state.version or self.placements):
             current = self.version if self.placements else self.state.version
-            raise VersionConflict(expected=expected, current=current)
-        return repeat
+            answer = VersionConflict(expected=expected, current=current)
+        self.answers.append(self._place(append) if answer is None else answer)
 
     def _answer_to(self, txn_id: str) -> Appended | None:
         if (placed := self._txns.get(txn_id)) is not None:
@@ -198,7 +190,7 @@ class Plan:
         seen: dict[int, OriginRef] = {}
         fresh = 0
         for header in append.batches:
-            if not _has_origin(header):
+            if not header.has_origin:
                 fresh += 1
                 continue
             origin_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
@@ -245,7 +237,7 @@ class Plan:
             self.placements.append(BatchPlacement(number_of_append, number, self._segment, self._size, offset))
             end = Offset(offset + header.record_count)
             self._add(header, txn_id, end)
-            if _has_origin(header):
+            if header.has_origin:
                 origin_id, epoch = header.producer_id, header.producer_epoch
                 run = SequenceRun(header.base_sequence, offset, end, self.version)
                 newest = self._origins.get(origin_id)
@@ -258,7 +250,7 @@ class Plan:
         return placed
 
     def _add(self, header: BatchHeader, txn_id: str | None, end: Offset) -> None:
-        if _has_origin(header):
+        if header.has_origin:
             origin = (header.producer_id, header.base_sequence, header.producer_epoch)
         else:
             origin = (NO_ORIGIN, NO_ORIGIN, NO_ORIGIN)
@@ -289,7 +281,3 @@ class Plan:
             return True
         following = (last.origin_seq + last.offset_end - last.offset_start) % SEQUENCES
         return last.origin_epoch == origin[2] and following == origin[1]
-
-
-def _has_origin(header: BatchHeader) -> bool:
-    return header.producer_id >= 0 and header.base_sequence >= 0

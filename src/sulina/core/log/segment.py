@@ -79,9 +79,6 @@ class SparseIndex:
         at = bisect_left(self.timestamps, timestamp_ms, hi=len(self.offsets)) - 1
         return (self.positions[at], Offset(self.offsets[at])) if at >= 0 else (0, Offset(-1))
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
 
 def encode_entry(offset: int, position: int, timestamp: int) -> bytes:
     """Encode one index entry with its checksum."""

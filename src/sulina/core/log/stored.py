@@ -15,19 +15,11 @@ from sulina.errors import CorruptSegment
 from sulina.types import Epoch, Offset
 
 _FRONT = struct.Struct(">qiibIhi")  # base_offset, length, epoch, magic, crc, attributes, last_offset_delta
-_STAMP = struct.Struct(">qii")  # base_offset, length, epoch: the only bytes of a batch that the log may change
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_AT = 35
 _LENGTH_END = 12
 _CRC_START = 21
 _LENGTH_MIN = HEADER_BYTES - _LENGTH_END
-
-STAMP_BYTES = _STAMP.size
-
-
-def stamp(offset: Offset, size_bytes: int, epoch: Epoch) -> bytes:
-    """Return the first bytes of a batch as they are stored; the other bytes stay as they were sent."""
-    return _STAMP.pack(offset, size_bytes - _LENGTH_END, epoch)
 
 
 def size_at(data: memoryview, start: int) -> int:

@@ -1,6 +1,6 @@
 """The txn_ids that a log remembers: each for a stated time, all within a stated bound.
 
-- A txn_id is known for `seconds` after its commit, by the log's own time (`log_time`): a wrong clock does not shorten
+- A txn_id is known for `seconds` after its commit, by the log's own time (`log_state`): a wrong clock does not shorten
   it.
 - No txn_id expires earlier. At the bound a new one is refused instead, until older ones have expired.
 - They are in runs, oldest first. A full run is sealed and stored once (`txn_run`), so the cost of a checkpoint depends
@@ -40,24 +40,20 @@ class TxnLimits:
 class TxnMemory:
     """The remembered txn_ids. One thread changes it; another may call `find` and `has_room` meanwhile."""
 
-    __slots__ = ("_count", "_newest", "_next_number", "_sealed", "runs", "shards")
+    __slots__ = ("_newest", "_next_number", "_sealed", "count", "runs", "shards")
 
     def __init__(self, sealed: Iterable[TxnRun] = (), newest: Iterable[TxnRef] = ()) -> None:
         # The numbers of runs, not the runs: so the garbage collector need not visit a million entries.
         self.shards: tuple[dict[str, int], ...] = ()
         self.runs: dict[int, TxnRun] = {}  # by their numbers, which are given out in turn
-        self._next_number = 0  # numbers are never used again: another thread may be looking one up
-        self._count = 0
+        self._next_number = 1  # numbers are never used again: another thread may be looking one up
+        self.count = 0  # of remembered txn_ids, with expired ones whose run is still there
+        self._newest = self.runs[0] = TxnRun()
         self._sealed = tuple(sealed)  # replaced, never changed: other threads may read it
         for run in self._sealed:
             self._enter(run)
-        self._newest = self._begun(TxnRun())
         for txn in newest:
             self.remember(txn)
-
-    def __len__(self) -> int:
-        """Return the number of remembered txn_ids, with expired ones whose run is still there."""
-        return self._count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TxnMemory):
@@ -87,7 +83,7 @@ class TxnMemory:
 
     def has_room(self, waiting: int, now_ms: int, limits: TxnLimits) -> bool:
         """Return whether one more fits in after `waiting` others. Runs that have expired by then do not count."""
-        if len(self) + waiting < limits.txn_ids_max:
+        if self.count + waiting < limits.txn_ids_max:
             return True
         runs = (*self._sealed, self._newest)
         return sum(run.count for run in runs if not limits.is_over(run.last_ms, now_ms)) + waiting < limits.txn_ids_max
@@ -96,7 +92,7 @@ class TxnMemory:
         """Add the newest txn_id."""
         run, before = self._newest, self._newest.count
         run.add(txn)
-        self._count += run.count - before
+        self.count += run.count - before
         self._all_shards()[hash(txn.txn_id) % _SHARDS][txn.txn_id] = run.number
 
     def remove_expired(self, now_ms: int, limits: TxnLimits) -> None:
@@ -128,13 +124,13 @@ class TxnMemory:
 
     def _enter(self, run: TxnRun) -> None:
         assert run.is_loaded
-        self._count += run.count
+        self.count += run.count
         shards, number = self._all_shards(), self._begun(run).number
         for txn_id in run.txn_ids:
             shards[hash(txn_id) % _SHARDS][txn_id] = number
 
     def _leave(self, run: TxnRun) -> None:
-        self._count -= run.count
+        self.count -= run.count
         shards = self._all_shards()
         for txn_id in run.txn_ids:
             shard = shards[hash(txn_id) % _SHARDS]

@@ -34,6 +34,8 @@ _CRC_POSITION = 17
 _U32 = struct.Struct(">I")
 _ORIGIN = struct.Struct(">qhi")  # producer id, epoch, sequence of the first record
 _ORIGIN_POSITION = 43
+_STAMP = struct.Struct(">qii")  # base offset, length, epoch: the only bytes of a batch that the log may change
+STAMP_BYTES = _STAMP.size
 _COUNT_POSITION = 57
 
 _CODEC_MASK = 0x07
@@ -88,6 +90,11 @@ class BatchHeader(NamedTuple):
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
     @property
+    def has_origin(self) -> bool:
+        """Whether its producer numbers what it sends, so that a repeat can be told."""
+        return self.producer_id >= 0 and self.base_sequence >= 0
+
+    @property
     def codec(self) -> int:
         """Number of the compression; `split` accepts only known ones."""
         return self.attributes & _CODEC_MASK
@@ -137,6 +144,11 @@ def parse_header(buffer: Bytes, position: int = 0) -> BatchHeader:
     return header
 
 
+def stamp(offset: Offset, size_bytes: int, epoch: Epoch) -> bytes:
+    """Return the first bytes of a batch as they are stored; the other bytes stay as they were sent."""
+    return _STAMP.pack(offset, size_bytes - _LENGTH_END, epoch)
+
+
 def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: bool = True) -> list[BatchHeader]:
     """Return the headers of the batches that lie end to end in `buffer`. Everything but their records is checked.
 
@@ -158,7 +170,14 @@ def split(buffer: Bytes, limits: BatchLimits = DEFAULT_LIMITS, *, check_crc: boo
                 raise InvalidBatch(
                     f"record batch has {header.size_bytes} bytes by its header, but {len(view) - position} are there"
                 )
-            _check_counts(header, limits)
+            if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+                raise InvalidBatch(
+                    f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
+                )
+            if header.record_count > limits.records_max:
+                raise InvalidBatch(f"record batch has {header.record_count} records, the limit is {limits.records_max}")
+            if header.codec > Codec.ZSTD:
+                raise UnknownCodec(codec=header.codec)
             if check_crc:
                 computed = crc32c(view[position + _CRC_START : end])
                 if computed != header.crc:
@@ -305,22 +324,22 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
     size = len(body)
     base_timestamp = header.base_timestamp
     for index in range(header.record_count):
-        length, position = _varint(body, position, size)
+        length, position = _read_varint(body, position, size)
         end = position + length
         if length < RECORD_BYTES_MIN - 1 or end > size:
             raise InvalidBatch(f"record {index} has length {length}, not {RECORD_BYTES_MIN - 1} to {size - position}")
-        delta, position = _varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
+        delta, position = _read_varint(body, position + 1, end, 64)  # after one byte of attributes, all unused
         if not _INT64_MIN <= base_timestamp + delta <= _INT64_MAX:
             raise InvalidBatch(f"record {index} has timestamp {base_timestamp} + {delta}, which is too large")
-        offset_delta, position = _varint(body, position, end)
+        offset_delta, position = _read_varint(body, position, end)
         if offset_delta != index:
             raise InvalidBatch(f"record {index} has offset delta {offset_delta}, but {index} is right")
         key_start, key_end, position = _nullable(body, position, end)
         value_start, value_end, position = _nullable(body, position, end)
         headers: tuple[tuple[str, int, int], ...] = ()
-        header_count, position = _varint(body, position, end)
+        header_count, position = _read_varint(body, position, end)
         if header_count:
-            headers, position = _headers(body, position, end, header_count)
+            headers, position = parse_headers(body, position, end, header_count)
         if position != end:
             raise InvalidBatch(f"record {index} has {end - position} bytes too many")
         yield delta, key_start, key_end, value_start, value_end, headers
@@ -328,18 +347,7 @@ def walk(body: Bytes, header: BatchHeader) -> Iterator[RecordSpan]:
         raise InvalidBatch(f"{size - position} bytes follow the last of {header.record_count} records")
 
 
-def _check_counts(header: BatchHeader, limits: BatchLimits) -> None:
-    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
-        raise InvalidBatch(
-            f"record batch has {header.record_count} records and last offset delta {header.last_offset_delta}"
-        )
-    if header.record_count > limits.records_max:
-        raise InvalidBatch(f"record batch has {header.record_count} records, the limit is {limits.records_max}")
-    if header.codec > Codec.ZSTD:
-        raise UnknownCodec(codec=header.codec)
-
-
-def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:
+def _read_varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, int]:
     """Read a zigzag varint. Return it with the position after it."""
     value = shift = 0
     while position < end and shift < bits:
@@ -357,7 +365,7 @@ def _varint(body: Bytes, position: int, end: int, bits: int = 32) -> tuple[int, 
 
 def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
     """Return start and end of bytes after their length, and the position after them. Null (-1) starts at -1."""
-    length, position = _varint(body, position, end)
+    length, position = _read_varint(body, position, end)
     if length == -1:
         return -1, -1, position
     if length < 0 or length > end - position:
@@ -365,7 +373,12 @@ def _nullable(body: Bytes, position: int, end: int) -> tuple[int, int, int]:
     return position, position + length, position + length
 
 
-def _headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tuple[str, int, int], ...], int]:
+def parse_headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tuple[str, int, int], ...], int]:
+    """Read the headers of a record: each has its key, and start and end of its value. Return the position after them.
+
+    Raises:
+        InvalidBatch: they are malformed.
+    """
     if count < 0 or 2 * count > end - position:
         raise InvalidBatch(f"a record has {count} headers in {end - position} bytes")
     headers = []
@@ -380,3 +393,34 @@ def _headers(body: Bytes, position: int, end: int, count: int) -> tuple[tuple[tu
         value_start, value_end, position = _nullable(body, position, end)
         headers.append((key, value_start, value_end))
     return tuple(headers), position
+
+
+def _encode_varint(number: int) -> bytes:
+    """Encode a varint: zigzag, then seven bits a byte, the lowest first."""
+    if not -(2**63) <= number < 2**63:
+        raise InvalidBatch(f"a timestamp of the batch, or its distance from the first, does not fit 64 bits: {number}")
+    rest = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+_SMALL_VARINTS = [_encode_varint(number) for number in range(1024)]
+
+
+def varint(number: int) -> bytes:
+    """Encode a varint; the small ones are known."""
+    return _SMALL_VARINTS[number] if 0 <= number < 1024 else _encode_varint(number)
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """Encode the headers of a record, with their number."""
+    parts = [varint(len(headers))]
+    for key, value in headers:
+        key_bytes = key.encode()
+        parts += (varint(len(key_bytes)), key_bytes)
+        parts += (b"\x01",) if value is None else (varint(len(value)), value)
+    return b"".join(parts)

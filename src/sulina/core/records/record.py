@@ -14,8 +14,10 @@ from sulina.core.records.batch import (
     NO_PRODUCER,
     BatchHeader,
     BatchLimits,
+    encode_headers,
     parse_header,
     records_of,
+    varint,
     walk,
     write_header,
 )
@@ -65,20 +67,20 @@ def encode(
         max_timestamp = max(max_timestamp, timestamp)
         key, value, headers = record.key, record.value, record.headers
         if headers is not known:
-            known, known_bytes = headers, _encode_headers(headers) if headers else b"\x00"
+            known, known_bytes = headers, encode_headers(headers) if headers else b"\x00"
         body = b"".join(
             (
                 b"\x00",
-                _varint(timestamp - base_timestamp),
-                _varint(index),
-                b"\x01" if key is None else _varint(len(key)),
+                varint(timestamp - base_timestamp),
+                varint(index),
+                b"\x01" if key is None else varint(len(key)),
                 key or b"",
-                b"\x01" if value is None else _varint(len(value)),
+                b"\x01" if value is None else varint(len(value)),
                 value or b"",
                 known_bytes,
             )
         )
-        batch += _varint(len(body))
+        batch += varint(len(body))
         batch += body
     if codec != Codec.NONE:
         with memoryview(batch) as view:
@@ -135,32 +137,3 @@ def decode(
             walk(body, header)
         )
     ]
-
-
-def _encode_varint(number: int) -> bytes:
-    """Encode a varint: zigzag, then seven bits a byte, the lowest first."""
-    if not -(2**63) <= number < 2**63:
-        raise InvalidBatch(f"a timestamp of the batch, or its distance from the first, does not fit 64 bits: {number}")
-    rest = (number << 1) ^ (number >> 63)
-    out = bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
-
-
-_SMALL_VARINTS = [_encode_varint(number) for number in range(1024)]
-
-
-def _varint(number: int) -> bytes:
-    return _SMALL_VARINTS[number] if 0 <= number < 1024 else _encode_varint(number)
-
-
-def _encode_headers(headers: Headers) -> bytes:
-    parts = [_varint(len(headers))]
-    for key, value in headers:
-        key_bytes = key.encode()
-        parts += (_varint(len(key_bytes)), key_bytes)
-        parts += (b"\x01",) if value is None else (_varint(len(value)), value)
-    return b"".join(parts)

@@ -8,13 +8,20 @@
 import sys
 from collections.abc import Sequence
 
-from sulina.core.records.batch import DEFAULT_LIMITS, HEADER_BYTES, BatchLimits, parse_header, split, write_header
-from sulina.core.records.batch import _headers as parse_headers
+from sulina.core.records.batch import (
+    DEFAULT_LIMITS,
+    HEADER_BYTES,
+    BatchLimits,
+    encode_headers,
+    parse_header,
+    parse_headers,
+    split,
+    varint,
+    write_header,
+)
 from sulina.core.records.compression import Bytes, Codec
 from sulina.core.records.kernel_choice import are_worth_it
 from sulina.core.records.record import Headers, StoredRecord, decode, encode
-from sulina.core.records.record import _encode_headers as encode_headers
-from sulina.core.records.record import _varint as varint
 from sulina.errors import InvalidBatch
 
 _ROWS_MIN_FOR_KERNELS = 64  # below this Python is fast enough not to import Numba
@@ -49,8 +56,10 @@ def encode_rows(
         suffix = encode_headers(headers[0])
     if keys is not None and keys[0] is None and keys.count(None) == count:
         keys = None
-    encode_all = _encode_few if _are_few(count) else _encode_many
-    batch = encode_all(values, keys, stamps, suffix)
+    is_much = count >= _ROWS_MIN_TO_ENCODE and are_worth_it(
+        count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS
+    )
+    batch = (_encode_many if is_much else _encode_few)(values, keys, stamps, suffix)
     write_header(
         batch,
         codec=Codec.NONE,
@@ -136,10 +145,6 @@ class _HeaderReader:
             self._count, self._bytes = count, body[start:end]
             self._headers = tuple((key, None if at < 0 else body[at:stop]) for key, at, stop in spans)
         return self._headers
-
-
-def _are_few(count: int) -> bool:
-    return not are_worth_it(count, loaded=_ROWS_MIN_TO_ENCODE, unloaded=_ROWS_MIN_FOR_KERNELS)
 
 
 def _encode_few(

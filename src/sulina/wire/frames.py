@@ -260,7 +260,7 @@ Encoded = bytes | bytearray | memoryview
 
 
 def decoder_of(kind: Any) -> Callable[[Encoded], Any]:
-    """Return a function that reads one frame of these types; it raises ProtocolError where there is none."""
+    """Return a function that reads one frame of these types; it raises ProtocolError for anything else."""
     decoder = msgspec.msgpack.Decoder(kind)
 
     def decode_frame(data: Encoded) -> Any:

@@ -536,6 +536,32 @@ async def test_all_bodies_together_are_bounded(broker: Broker) -> None:
         )
 
 
+async def test_a_body_that_is_refused_takes_no_room_while_the_rest_of_it_comes(broker: Broker) -> None:
+    limits = HttpLimits(small_body_bytes=100, in_flight_body_bytes_max=1000, linger_seconds=60)
+    app = make_app(broker, limits, websocket=no_websocket)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://node") as http:
+        await put(http)
+        is_refused, going = asyncio.Event(), asyncio.Event()
+        headers = {"content-type": "application/octet-stream"}
+
+        async def too_much() -> Any:
+            yield b"x" * 500
+            yield b"x" * 400
+            yield b"x" * 200  # from here on it is read and dropped
+            is_refused.set()
+            await going.wait()
+
+        async def most() -> Any:
+            yield b"x" * 500
+            yield b"x" * 400
+
+        first = asyncio.create_task(http.post(RECORDS, content=too_much(), headers=headers))
+        await is_refused.wait()
+        assert (await http.post(RECORDS, content=most(), headers=headers)).status_code == 200
+        going.set()
+        refused(await first, 429, "busy")
+
+
 async def test_reads_together_are_bounded(broker: Broker) -> None:
     app = make_app(broker, HttpLimits(in_flight_read_bytes_max=1000), websocket=no_websocket)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://node") as http:

@@ -94,8 +94,7 @@ class HttpApp:
                 raise  # it is too late for an answer: the server cuts the connection and logs why
             self._errors.labels(await exchange.refuse(error)).inc()
         finally:
-            if exchange.body_bytes is not None:
-                exchange.body_bytes.release()
+            exchange.release_body()
 
     async def _fetch(self, target: Target, exchange: HttpRequest) -> None:
         method, partition = exchange.scope["method"], target.partition

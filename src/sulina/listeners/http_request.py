@@ -90,6 +90,11 @@ class HttpRequest:
             if not message.get("more_body", False):
                 return bytes(body)
 
+    def release_body(self) -> None:
+        """Give back what the body had of the budget of all bodies."""
+        if self.body_bytes is not None:
+            self.body_bytes.release()
+
     async def answer(
         self, body: bytes | memoryview, *, status: int = 200, content_type: bytes = JSON, headers: HeaderPairs = ()
     ) -> None:
@@ -134,6 +139,7 @@ class HttpRequest:
 
     async def refuse(self, error: BaseException) -> str:
         """Answer with a problem, and return its code."""
+        self.release_body()  # others may have the room while the rest of this one is read and dropped
         problem = described(error, self.scope)
         headers = problem.headers
         start: Message = {"type": "http.response.start", "status": problem.status, "headers": headers}

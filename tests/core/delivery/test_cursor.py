@@ -132,3 +132,9 @@ def test_u10_a_cursor_past_what_was_given_up_goes_back_to_where_the_log_goes_on(
 def test_u10_a_cursor_keeps_its_epoch_when_it_is_stored() -> None:
     assert Cursor.load("key", Cursor(7, epoch=3).stored()).epoch == 3
     assert Cursor.load("key", b'{"offset":7}').epoch == NO_EPOCH, "one of before"
+
+
+def test_a_cursor_of_no_epoch_keeps_its_place_in_whatever_log_it_meets_first() -> None:
+    cursor = Cursor(20)
+    assert not cursor.follow(log(40, (1, 0), (4, 7))), "it was never read by an epoch that could have ended before"
+    assert (cursor.offset, cursor.epoch) == (20, 4)

@@ -159,3 +159,7 @@ def test_a_key_names_its_reader_and_partition() -> None:
 def test_s7_the_name_of_a_reader_is_checked(name: str) -> None:
     with pytest.raises(InvalidName, match="reader name"):
         checked_reader(name)
+
+
+def test_a_partition_that_nobody_reads_is_needed_by_nobody() -> None:
+    assert NeededOffsets().first_in(LOG) is None

@@ -103,9 +103,6 @@ def count(tree: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
             f"{word} in {where}": [str(one) for one in lines] for where in words for word, lines in words[where].items()
         },
         **{f"client: {name}": methods for name, methods in client.items()},
-        "parts that a rule is broken in": [
-            f"{rule}: {', '.join(sorted({house_tidy.part_of(one) for one in found}))}" for rule, found in broken.items()
-        ],
     }
     return figures, found
 

@@ -48,20 +48,3 @@ def tests_of(tree: Path) -> dict[str, str]:
     """Return the source of the tests."""
     paths = sorted((tree / "tests").rglob("*.py"))
     return {str(path.relative_to(tree)): path.read_text(encoding="utf-8") for path in paths}
-
-
-def part_of(finding: Finding) -> str:
-    """Return the part of the project that a place is in: `broker`, `tests/broker`, `docs/guides`, `docs`, or `.`.
-
-    Modules at the top of `src/sulina` are in `sulina`, and README and its like are in `.`.
-    """
-    *folders, file = finding.where.rpartition(":")[0].split("/")
-    if not folders:
-        return "." if file.endswith(".md") else "sulina"
-    return "/".join(folders[:2]) if folders[0] in ("docs", "tests") else folders[0]
-
-
-def parts_of(tree: Path, source: Source) -> list[str]:
-    """Return every part of a tree that a rule can be held for."""
-    names = [*source.texts, *documents_of(tree), *tests_of(tree)]
-    return sorted({part_of(Finding(f"{name}:1", "")) for name in names})

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 SCRIPTS = ("log.py", "http.py", "pubsub.py")
-SMALLER_IS_BETTER = ("s", "ms", "µs", "us", "seconds", "bytes", "B", "MiB")  # units, where a figure has no goal
+SMALLER_IS_BETTER = ("s", "ms", "µs", "us", "seconds", "bytes", "B", "MiB", "cores")  # units, if there is no goal
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,19 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import msgspec
 
 from sulina.errors import InvalidSettings, NotServing
+from sulina.json_values import decode_json
 
 HOST = "127.0.0.1"
 READY_SECONDS_MAX = 120.0  # the first time, kernels are compiled
 ETCD_READY_SECONDS_MAX = 30.0
+KNOWN_SECONDS_MAX = 30.0
 ETCD_ATTEMPTS_MAX = 3  # a port that was free may be taken before etcd has it
 STOP_SECONDS_MAX = 60.0
 ASK_SECONDS = 0.05
@@ -200,6 +202,27 @@ class BrokerChild(Child):
         self._http = self.url.removeprefix("http://")
         self.is_ready = True
 
+    async def wait_known(self, brokers: Set[str]) -> None:
+        """Return when it knows these brokers: it hears of one a moment after that one has started.
+
+        Raises:
+            NotServing: it did not hear of all of them in time.
+        """
+        from sulina.wire.messages import ClusterInfo
+
+        unknown, until = brokers, time.monotonic() + KNOWN_SECONDS_MAX
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                body = await asyncio.to_thread(fetched, f"{self.url}/v1/cluster", KNOWN_SECONDS_MAX)
+                found = decode_json(body, ClusterInfo).brokers
+                unknown = brokers - {each.broker_id for each in found if each.state != "unreachable"}
+                if not unknown:
+                    return
+            await asyncio.sleep(ASK_SECONDS)
+        raise NotServing(
+            reason=f"broker {self.name} does not hear of {', '.join(sorted(unknown))}: {self.last_words()}"
+        )
+
 
 class LocalCluster:
     """An etcd and brokers on this machine. Calls `on_event` when a process dies, and restarts it if asked to."""
@@ -231,10 +254,10 @@ class LocalCluster:
         return SharedSettings(metadata=self.etcd.url, objects=objects, lease_seconds=self._lease_seconds)
 
     async def start(self) -> None:
-        """Start etcd and the brokers, and wait until all answer.
+        """Start etcd and the brokers, and wait until all answer and know each other.
 
         Raises:
-            NotServing: one of them did not start.
+            NotServing: one of them did not start, or does not hear of the others.
         """
         os.makedirs(os.path.join(self.directory, "objects"), exist_ok=True)
         await self.etcd.start()
@@ -242,6 +265,8 @@ class LocalCluster:
         if self._is_new:
             await waiting.pop(0).start(self.membership)  # alone: it may have kernels to compile, once for all
         await asyncio.gather(*(broker.start(self.membership) for broker in waiting))
+        names = {broker.name for broker in self.brokers}
+        await asyncio.gather(*(broker.wait_known(names) for broker in self.brokers))
         self._note_processes()
         self._watching = [
             asyncio.create_task(self._look_after(child), name=f"look after {child.name}")

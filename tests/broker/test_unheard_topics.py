@@ -8,9 +8,11 @@ from sulina.core.cluster import keys
 from sulina.core.records.record import StoredRecord
 from sulina.core.topic import Ack, Policy, TopicSettings
 from sulina.errors import LeaseExpired, TopicNotFound
+from sulina.metadata.sqlite import SqliteMetadata
 from sulina.storage.archive import Archive
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Epoch, TopicName
+from tests.broker.test_broker import a_broker
 from tests.support.brokers import brokers
 
 ORDERS = TopicName.parse("/default/orders")
@@ -48,6 +50,19 @@ async def test_names_that_nobody_knows_cost_the_metadata_store_little(
         asked.clear()
         await a.hear_of(TopicName.parse("/default/other"))
         assert asked == []
+
+
+async def test_a_broker_without_others_asks_nobody_for_topics_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: SqliteMetadata, key: str) -> object:
+        raise AssertionError(f"it asked for {key}")
+
+    async with a_broker(tmp_path) as broker:
+        monkeypatch.setattr(SqliteMetadata, "get", refuse)
+        await broker.hear_of(ORDERS)
+        with pytest.raises(TopicNotFound):
+            broker.topic_named(str(ORDERS))
 
 
 async def test_u14_a_publisher_at_an_owner_that_was_overtaken_may_try_again(tmp_path: Path) -> None:

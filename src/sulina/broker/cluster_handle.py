@@ -27,6 +27,7 @@ class ClusterHandle(Protocol):
 
     broker_id: str
     first_revision: int  # of the assignment that a partition has from the start; NOT_OURS: it waits for an owner
+    shares_metadata: bool  # whether other brokers may create topics that are not known here yet
     adopts_unstamped: bool  # whether a directory without a stamp can only be this broker's
     troubles: dict[PartitionName, str]  # why partitions that are assigned to this broker are not served
 
@@ -125,6 +126,7 @@ class ClusterHandle(Protocol):
 class SharedCluster:
     """A cluster whose brokers share a metadata store. Before this broker has joined it, it may acknowledge nothing."""
 
+    shares_metadata = True
     adopts_unstamped = False
     first_revision = NOT_OURS
 

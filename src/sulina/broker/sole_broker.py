@@ -32,6 +32,7 @@ from sulina.wire.messages import (
 class SoleBroker:
     """The only broker of its cluster."""
 
+    shares_metadata = False
     adopts_unstamped = True
     first_revision = 0
 

@@ -162,7 +162,9 @@ class TopicRegistry:
 
     async def hear_of(self, name: TopicName) -> None:
         """See to it that a topic is known here if it exists: another broker may have made it a moment ago."""
-        if name in self.topics or name in self.damaged or not self._serving.is_ready:
+        if name in self.topics or name in self.damaged:
+            return
+        if not self._cluster.shares_metadata or not self._serving.is_ready:
             return
         now = self._clock.monotonic()
         if now < self._unheard.get(name, 0.0) or self._lookups >= LOOKUPS_MAX:

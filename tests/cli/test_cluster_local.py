@@ -6,11 +6,13 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sulina.cli.cluster import local
 from sulina.cli.cluster.chronicle import EVENTS_MAX, Chronicle
-from sulina.errors import InvalidSettings
+from sulina.errors import InvalidSettings, NotServing
+from sulina.wire.messages import BrokerInfo
 from tests.cli.conftest import ended
 from tests.cli.fake_cluster import a_broker, a_cluster, an_unload
 
@@ -107,3 +109,20 @@ def test_a_chronicle_tells_of_moves_and_their_errors() -> None:
     for number in range(100):
         chronicle.note(str(number), 5.0)
     assert len(chronicle.events) == EVENTS_MAX
+
+
+@pytest.mark.parametrize("late", [[], [a_broker("b2", state="unreachable")]], ids=["not heard of", "of a former run"])
+async def test_a_broker_is_asked_until_it_knows_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: list[BrokerInfo]
+) -> None:
+    answers = [a_cluster(a_broker("b1"), *late), a_cluster(a_broker("b1"), a_broker("b2"))]
+    monkeypatch.setattr(local, "fetched", lambda _url, _seconds: msgspec.json.encode(answers.pop(0)))
+    await local.BrokerChild("b1", str(tmp_path), lock=-1, port=0).wait_known({"b1", "b2"})
+    assert answers == []
+
+
+async def test_a_broker_that_never_hears_of_another_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "KNOWN_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(local, "fetched", lambda _url, _seconds: msgspec.json.encode(a_cluster(a_broker("b1"))))
+    with pytest.raises(NotServing, match="broker b1 does not hear of b2"):
+        await local.BrokerChild("b1", str(tmp_path), lock=-1, port=0).wait_known({"b1", "b2"})

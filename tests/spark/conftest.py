@@ -33,6 +33,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, s
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.shuffle.partitions": "1",  # for what a handful of rows needs
+        # Each plan runs once, on a handful of rows: compiling it, and planning it again, takes longer than running it.
+        # The drivers of test_exactly_once.py and test_where_it_runs.py are as Spark has them.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
     }
     with patch.dict(os.environ, spark_python):  # Java keeps it; drivers that tests start have Python itself
         made = session("tests", master="local[2]", settings=settings)

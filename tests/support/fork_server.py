@@ -184,7 +184,9 @@ def _tell_ends(channel: socket.socket, running: set[int]) -> None:
 
 
 def _import_all() -> None:
-    """Do once what every broker would do for itself."""
+    """Do once what every broker would do for itself, and keep it out of their garbage collections: pages stay shared."""
+    import gc
+
     import uvloop  # noqa: F401
 
     import sulina.cli.serve
@@ -192,6 +194,8 @@ def _import_all() -> None:
     from sulina.node.node import use_kernels
 
     use_kernels()
+    gc.collect()
+    gc.freeze()
 
 
 def _run(request: dict[str, Any], stdout: int, stderr: int, stdin: int) -> None:

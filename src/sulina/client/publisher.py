@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart
 from sulina.client.send_queues import PendingPublish, SendQueues
 from sulina.client.serialization import SerializationRegistry
-from sulina.client.topic_cache import KnownTopic, TopicCache
+from sulina.client.topic_cache import TOPICS_KNOWN_MAX, KnownTopic, TopicCache
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.record import Headers
 from sulina.core.records.routing import partition_of, partitions_of
@@ -42,6 +43,8 @@ from sulina.wire.messages import Published
 
 NO_OPTIONS = PublishOptions()
 _ONE = range(1)
+
+_parsed = lru_cache(TOPICS_KNOWN_MAX)(TopicName.parse)  # a name is checked once, not with every publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,30 +186,30 @@ class RecordPublisher:
             SulinaError: a fault of the system; what is wrong with the records is in the ack.
         """
         try:
-            name = _topic_name(topic)
-            columns = Columns.of(records, self._registry, int(time.time() * 1000))
-            parts = await self._publish(name, columns, terms)
+            parts = await self._publish(topic, records, terms)
         except SulinaError as error:
             shown = str(topic) if isinstance(topic, str | TopicName) else ""
             ack = PublishAck.rejected(error, shown)
             self._on_reject(shown, error)
             return ack
-        return PublishAck.of(parts, str(name))
+        return PublishAck.of(parts, str(topic))
 
     async def publish_each(
         self, topic: str, records: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
         """Publish records that have nothing to do with each other, and return what became of each of them."""
         try:
-            name = _topic_name(topic)
-            columns = Columns.of(records, self._registry, int(time.time() * 1000))
-            parts = await self._publish(name, columns, terms)
+            parts = await self._publish(topic, records, terms)
         except SulinaError as error:
             parts = [PublishPart(partition=0, count=len(records), error=error, records=range(len(records)))]
         found = {number: ack for part in parts for number, ack in zip(part.records, acks_of(part), strict=True)}
         return [found[number] for number in range(len(records))]
 
-    async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
+    async def _publish(self, topic: object, records: Iterable[object], terms: PublishTerms) -> list[PublishPart]:
+        if not isinstance(topic, str | TopicName):
+            raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
+        name = _parsed(topic) if isinstance(topic, str) else topic
+        columns = Columns.of(records, self._registry, int(time.time() * 1000))
         seconds = self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
         known = await self._topic(name, seconds)
         parts = await self._attempt(known, columns, terms, seconds)
@@ -233,10 +236,16 @@ class RecordPublisher:
         placements = self._places(topic, columns, terms)
         parts = [columns] if len(placements) == 1 else [columns.rows(numbers) for numbers in placements.values()]
         batches = [self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers) for part in parts]
+        sent_as = {} if terms.attempts is None else terms.attempts.numbers
         publishes = [
-            self._pending(topic, place, memoryview(batch), terms)
+            PendingPublish(
+                self._queues.queue(topic, place), memoryview(batch), terms.txn_id, terms.expected_version,
+                terms.schema_id, terms.options, terms.producer,
+                is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
+                origin=sent_as.get((topic.topic_id, place)),
+            )
             for place, batch in zip(placements, batches, strict=True)
-        ]
+        ]  # fmt: skip
         try:
             answers = await _answers(publishes, seconds)
         finally:
@@ -266,15 +275,6 @@ class RecordPublisher:
             return by_partition(columns.keys, topic.partitions, keyless)
         raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
 
-    def _pending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> PendingPublish:
-        attempts = terms.attempts
-        return PendingPublish(
-            self._queues.queue(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
-            terms.options, terms.producer,
-            is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
-            origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
-        )  # fmt: skip
-
 
 async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Published | SulinaError]:
     """Return what the node says to each publish; those of several partitions are sent together."""
@@ -295,14 +295,6 @@ async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Publ
         if not isinstance(answer, Published | SulinaError):
             raise answer  # our own bug
     return [answer for answer in answers if isinstance(answer, Published | SulinaError)]
-
-
-def _topic_name(topic: object) -> TopicName:
-    if isinstance(topic, TopicName):
-        return topic
-    if not isinstance(topic, str):
-        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
-    return TopicName.parse(topic)
 
 
 def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:

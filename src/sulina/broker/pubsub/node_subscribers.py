@@ -154,8 +154,7 @@ class NodeSubscribers:
                 subscriber = self.subscribers[step.handle]
                 number = next(subscriber.numbers)
                 subscriber.given[number] = (shared, step.attempt)
-                ranges = _own(max(step.start_from, frame.start), frame.end, step.passed)
-                subscriber.deliver(SubscriberDelivery(name.partition, number, ranges, frame.data, frame.epoch))
+                subscriber.deliver(SubscriberDelivery(name.partition, number, step.ranges, frame.data, frame.epoch))
             else:
                 self._report(shared, [step])
 
@@ -234,15 +233,3 @@ def _remove_void(subscriber: LocalSubscriber, shared: PartitionAttempts) -> None
     for number, (given_by, attempt) in list(subscriber.given.items()):
         if given_by is shared and not holds(handle, attempt):
             del subscriber.given[number]
-
-
-def _own(start: int, end: int, passed: Iterable[Range]) -> list[Range]:
-    """Return [start, end) without the ranges that are passed over."""
-    own = []
-    for low, high in passed:
-        if start < low:
-            own.append((start, low))
-        start = max(start, high)
-    if start < end:
-        own.append((start, end))
-    return own

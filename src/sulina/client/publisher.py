@@ -263,7 +263,7 @@ class RecordPublisher:
         elif terms.attempts is not None:
             keyless = terms.attempts.pin % topic.partitions
         else:
-            keyless = topic.next_turn()
+            keyless = topic.turn = (topic.turn + 1) % topic.partitions
         if terms.expected_version is not None and topic.partitions > 1 and columns.keys is None:
             raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
         if topic.partitions == 1 or columns.keys is None:

@@ -211,23 +211,17 @@ class RecordPublisher:
         name = _parsed(topic) if isinstance(topic, str) else topic
         columns = Columns.of(records, self._registry, int(time.time() * 1000))
         seconds = self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
-        known = await self._topic(name, seconds)
-        parts = await self._attempt(known, columns, terms, seconds)
-        if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
-            # Nothing was written; what is known of the topic may be of its past.
-            newer = await self._topic(name, seconds, known)
-            if newer.topic_id != known.topic_id:
-                parts = await self._attempt(newer, columns, terms, seconds)
-        return parts
-
-    async def _topic(self, name: TopicName, seconds: float, known: KnownTopic | None = None) -> KnownTopic:
-        """Return what is known of a topic; or, if that was wrong, what it is now."""
         try:
-            if known is None:
-                return await self._topics.get(name, seconds)
-            return await self._topics.refresh(name, known, seconds)
-        except TimeoutError:
+            known = await self._topics.get(name, seconds)
+            parts = await self._attempt(known, columns, terms, seconds)
+            if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
+                # Nothing was written; what is known of the topic may be of its past.
+                newer = await self._topics.refresh(name, known, seconds)
+                if newer.topic_id != known.topic_id:
+                    parts = await self._attempt(newer, columns, terms, seconds)
+        except TimeoutError:  # nobody says what the topic is
             raise self._brokers.home.late(seconds) from None
+        return parts
 
     async def _attempt(
         self, topic: KnownTopic, columns: Columns, terms: PublishTerms, seconds: float
@@ -252,7 +246,19 @@ class RecordPublisher:
             if terms.attempts is not None:
                 for place, pending in zip(placements, publishes, strict=True):
                     terms.attempts.keep((topic.topic_id, place), pending.origin if pending.is_unknown else None)
-        return [_part(*place, answer) for place, answer in zip(placements.items(), answers, strict=True)]
+        return [
+            PublishPart(partition=place, count=len(numbers), error=answer, records=numbers)
+            if isinstance(answer, SulinaError)
+            else PublishPart(
+                partition=answer.partition,
+                count=answer.count,
+                base_offset=answer.base_offset,
+                version=answer.version,
+                ack=answer.ack,
+                records=numbers,
+            )
+            for (place, numbers), answer in zip(placements.items(), answers, strict=True)
+        ]
 
     def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
@@ -295,16 +301,3 @@ async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Publ
         if not isinstance(answer, Published | SulinaError):
             raise answer  # our own bug
     return [answer for answer in answers if isinstance(answer, Published | SulinaError)]
-
-
-def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:
-    if isinstance(answer, SulinaError):
-        return PublishPart(partition=partition, count=len(records), error=answer, records=records)
-    return PublishPart(
-        partition=answer.partition,
-        count=answer.count,
-        base_offset=answer.base_offset,
-        version=answer.version,
-        ack=answer.ack,
-        records=records,
-    )

@@ -266,10 +266,10 @@ class World:
             home.outbox.extend(("report", report.report) for report in reports)
 
     def _handed(self, sub: Sub, hand: DeliverTo, payload: Payload) -> None:
-        passed = {o for low, high in hand.passed for o in range(low, high)}
-        offsets = [o for o in range(hand.start_from, payload.end) if o not in passed]
+        offsets = [o for low, high in hand.ranges for o in range(low, high)]
         assert offsets
-        assert payload.start <= hand.start_from
+        assert payload.start <= offsets[0]
+        assert offsets[-1] < payload.end
         if self.is_reliable:
             holds = self.homes[sub.node].attempts.holds
             has = {o for attempt, held in sub.hands if holds(sub.handle, attempt) for o in held}

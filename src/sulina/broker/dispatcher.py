@@ -24,7 +24,6 @@ from sulina.core.records.record import StoredRecord
 from sulina.core.records.rows import decode_rows
 from sulina.errors import LogClosed, OffsetOutOfRange
 from sulina.ports import Clock
-from sulina.storage.directory_log import Slice
 from sulina.types import Offset, PartitionName
 from sulina.waiting import wait_or_timeout
 
@@ -167,17 +166,13 @@ class Dispatcher:
         if found is None or self._is_paused or not self._members.present:
             return
         places = bounds(found.data)
-        batches = self._batches(found, places)
+        batches = [Batch(start, end) for _, _, start, end in places]
+        if places and self._members.kind == SubscriptionKind.KEY_SHARED:
+            slots, first = [slot_of(record.key) for record in decode_rows(found.data)], places[0][2]
+            batches = [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
         # Consumers may have been attached or detached, or have acked, during the read.
         for delivery in self.dispatch.take(wanted, batches, self._context.clock.monotonic()):
             self._deliver(delivery, found.data, places)
-
-    def _batches(self, found: Slice, places: Sequence[tuple[int, int, int, int]]) -> list[Batch]:
-        if not places or self._members.kind != SubscriptionKind.KEY_SHARED:
-            return [Batch(start, end) for _, _, start, end in places]
-        slots = [slot_of(record.key) for record in decode_rows(found.data)]
-        first = places[0][2]
-        return [Batch(start, end, slots[start - first : end - first]) for _, _, start, end in places]
 
     def _deliver(
         self, delivery: PlannedDelivery, data: memoryview, places: Sequence[tuple[int, int, int, int]]

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -109,22 +109,31 @@ class SessionAttachment:
         attempts = self._attempts
         return not attempts or attempts.get((message.partition, message.offset), message.attempt) == message.attempt
 
-    def _own(self, messages: Sequence[Message]) -> Sequence[Message]:
-        if not self.is_gone and not self._attempts:
-            return messages
-        return [message for message in messages if self.is_own(message)]
+    def _own_ranges(self, messages: Sequence[Message]) -> tuple[bool, list[tuple[int, Ranges]]]:
+        """Return whether all messages are still this consumer's to ack, and the ranges of those that are."""
+        own = messages
+        if self.is_gone or self._attempts:
+            own = [message for message in messages if self.is_own(message)]
+        offsets: dict[int, list[int]] = {}
+        for partition, some in groupby(own, key=_partition):
+            offsets.setdefault(partition, []).extend([message.offset for message in some])
+        found = ((partition, ranges_of(all_of_it)) for partition, all_of_it in offsets.items())
+        return len(own) == len(messages), [
+            (partition, ranges[start : start + RANGES_MAX])
+            for partition, ranges in found
+            for start in range(0, len(ranges), RANGES_MAX)
+        ]
 
     async def ack(self, messages: Sequence[Message]) -> bool:
         """Return when the cursors are durable; False when any of the deliveries was not ours any more."""
         if not self.is_reliable:
             return True
-        own = self._own(messages)
-        parts = list(_by_partition(own))
+        is_own, parts = self._own_ranges(messages)
         if len(parts) == 1:
             is_known = await self._settled(AckRecords, *parts[0])
         else:
             is_known = all(await asyncio.gather(*(self._settled(AckRecords, *part) for part in parts)))
-        return is_known and len(own) == len(messages)
+        return is_known and is_own
 
     async def nack(self, messages: Sequence[Message], delay_seconds: float | None) -> bool:
         """Return when the node knows; False when any of the deliveries was not ours any more.
@@ -134,12 +143,12 @@ class SessionAttachment:
         """
         if not self.is_reliable:
             return False
-        own = self._own(messages)
+        is_own, parts = self._own_ranges(messages)
         if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
             raise InvalidSettings(f"a delay of {delay_seconds} seconds is not in 0 to {DELAY_SECONDS_MAX}")
         delay_ms = None if delay_seconds is None else round(delay_seconds * 1000)
-        answers = await asyncio.gather(*(self._settled(NackRecords, *part, delay_ms) for part in _by_partition(own)))
-        return all(answers) and len(own) == len(messages)
+        answers = await asyncio.gather(*(self._settled(NackRecords, *part, delay_ms) for part in parts))
+        return all(answers) and is_own
 
     def ack_soon(self, message: Message) -> None:
         """Called by any thread."""
@@ -247,13 +256,3 @@ def ranges_of(offsets: list[int]) -> Ranges:
         end = offset + 1
     ranges.append((start, end))
     return ranges
-
-
-def _by_partition(messages: Iterable[Message]) -> Iterator[tuple[int, Ranges]]:
-    offsets: dict[int, list[int]] = {}
-    for partition, some in groupby(messages, key=_partition):
-        offsets.setdefault(partition, []).extend([message.offset for message in some])
-    for partition, all_of_it in offsets.items():
-        ranges = ranges_of(all_of_it)
-        for start in range(0, len(ranges), RANGES_MAX):
-            yield partition, ranges[start : start + RANGES_MAX]

@@ -15,6 +15,7 @@
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -103,7 +104,7 @@ class PendingPublish:
         self.options = options
         self.producer = producer
         self.answer: asyncio.Future[Any] = queue.loop.create_future()
-        self.turn = queue.next_turn()
+        self.turn = next(queue.turns)
         self.number = 0  # on the session over which it is under way; 0: it is not
         self.session: Session | None = None  # over which it was sent last
         self.is_queued = False  # somebody else sends it
@@ -185,7 +186,7 @@ class PartitionSendQueue:
         self._topic_id = topic.topic_id
         self._partition = route.partition
         self._session = route.now()
-        self._turns = 0
+        self.turns = itertools.count(1)  # what comes first is sent first
         self._run = 0  # what it sends now; 0: a new one begins
         self._sent: dict[int, PendingPublish] = {}  # under way, by turn
         self._returned: dict[int, PendingPublish] = {}  # back again
@@ -210,11 +211,6 @@ class PartitionSendQueue:
     def may_be_elsewhere(self) -> bool:
         """Whether a broker that does not know the topic may just be behind the others."""
         return not self.route.is_alone
-
-    def next_turn(self) -> int:
-        """Return the next turn: what comes first is sent first."""
-        self._turns += 1
-        return self._turns
 
     async def publish(self, pending: PendingPublish, seconds: float) -> Published:
         """Send a publish, and return the node's answer.

@@ -309,13 +309,16 @@ class Draft:
                 "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)",
                 (key, value, revision, put.lease_id, _row_crc(key, value, revision, put.lease_id)),
             )
-            size_bytes += self._note(revision, len(changes), key, value)
             changes.append(Change(put.key, value, revision))
         for key in deletes:
             self._db.execute("DELETE FROM entries WHERE key = ?", (key,))
             if self._db.changes():
-                size_bytes += self._note(revision, len(changes), key, None)
                 changes.append(Change(key.decode(), None, revision))
+        for position, change in enumerate(changes):
+            key, stored = change.key.encode(), change.value
+            crc = _row_crc(key, stored, revision, position)
+            self._db.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", (revision, position, key, stored, crc))
+            size_bytes += len(key) + len(stored or b"")
         if changes:
             self.changes.append(changes)
             self.state = replace(
@@ -324,11 +327,6 @@ class Draft:
                 history_changes=self.state.history_changes + len(changes),
                 history_bytes=self.state.history_bytes + size_bytes,
             )
-
-    def _note(self, revision: int, position: int, key: bytes, value: bytes | None) -> int:
-        crc = _row_crc(key, value, revision, position)
-        self._db.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", (revision, position, key, value, crc))
-        return len(key) + len(value or b"")
 
     def _compact(self, revision: int) -> None:
         size_bytes: int = self._db.execute(

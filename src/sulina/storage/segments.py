@@ -187,25 +187,21 @@ class Segments:
         for written in self._written:
             if self._active is not None and written.segment is not self._active:
                 self.seal()
-            self._active = written.segment
-            self._index(written)
+            segment = self._active = written.segment
+            if segment.index_file is None:
+                path = self.path(index_name(segment.base))
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.remove(path)
+                segment.index_file = self._files.create(path)
+            entries: list[bytes] = []
+            position = len(segment.index.offsets) * INDEX_ENTRY_BYTES
+            for batch in written.batches:
+                entries.append(segment.index.note(batch.offset, batch.position, segment.timestamp_max))
+                segment.timestamp_max = max(segment.timestamp_max, batch.timestamp_max)
+            if any(entries):
+                segment.index_file.write(position, entries)
         self._written.clear()
         self._reach(Failpoint.APPEND_INDEXED)
-
-    def _index(self, written: _UncommittedBatches) -> None:
-        segment = written.segment
-        if segment.index_file is None:
-            path = self.path(index_name(segment.base))
-            with contextlib.suppress(FileNotFoundError):
-                self._files.remove(path)
-            segment.index_file = self._files.create(path)
-        entries: list[bytes] = []
-        position = len(segment.index.offsets) * INDEX_ENTRY_BYTES
-        for batch in written.batches:
-            entries.append(segment.index.note(batch.offset, batch.position, segment.timestamp_max))
-            segment.timestamp_max = max(segment.timestamp_max, batch.timestamp_max)
-        if any(entries):
-            segment.index_file.write(position, entries)
 
     def rewind(self, segments: Sequence[SegmentRef]) -> None:
         """Undo the last write, which was not committed, without touching bytes that the log refers to."""
@@ -273,8 +269,13 @@ class Segments:
 
     def read(self, segment: SegmentRef, offset: Offset, *, end: Offset, max_bytes: int) -> StoredBatches:
         """Read batches from the one that holds `offset` on: as many as fit, at least one, none from `end` on."""
+        position: int | None = 0
+        if offset != segment.base:
+            with self._lock:  # a sequential reader continues where the last read ended
+                position = self._positions.get((segment.base, offset))
         try:
-            return self._read(segment, self._position_of(segment, offset), offset, end, max_bytes)
+            floor = (position, offset) if position is not None else self._index_of(segment).floor(offset)
+            return self._read(segment, floor, offset, end, max_bytes)
         except CorruptSegment:
             # The index may be wrong. If the read fails without it too, the segment is damaged; trying once is enough.
             with self._lock:
@@ -283,14 +284,6 @@ class Segments:
                 self._doubted.add(segment.base)
             index, _ = self._rebuild_index(segment)
             return self._read(segment, index.floor(offset), offset, end, max_bytes)
-
-    def _position_of(self, segment: SegmentRef, offset: Offset) -> tuple[int, Offset]:
-        if offset == segment.base:
-            return 0, offset
-        with self._lock:
-            position = self._positions.get((segment.base, offset))
-        # A sequential reader continues where the last read ended.
-        return (position, offset) if position is not None else self._index_of(segment).floor(offset)
 
     def _read(
         self, segment: SegmentRef, floor: tuple[int, Offset], offset: Offset, end: Offset, max_bytes: int

@@ -487,23 +487,22 @@ class TieredLog:
             raise OffsetOutOfRange(offset=offset, start=view.start_offset, end=end)
         if offset == end:
             return Slice(memoryview(b""), offset, offset, at, end)
-        found = await self._read(offset, end, max_bytes)
-        return Slice(found.data, found.start_offset, found.next_offset, at, end)
-
-    async def _read(self, offset: Offset, end: Offset, max_bytes: int) -> Slice:
+        found: Slice | None = None
         if offset >= self.local.view.start_offset:
             try:
-                return await self.local.read(offset, max_bytes=max_bytes, end=end)
+                found = await self.local.read(offset, max_bytes=max_bytes, end=end)
             except OffsetOutOfRange:
                 if offset >= self.local.view.start_offset:
                     raise
                 # It was removed from the disk meanwhile, so the archive has it.
             except CorruptSegment:
-                view = self.archive.view
-                if offset >= view.next_offset or view.epoch > self.local.epoch:
+                archived = self.archive.view
+                if offset >= archived.next_offset or archived.epoch > self.local.epoch:
                     raise
                 # The disk has lost it, but the archive may have it.
-        return await self._recall(lambda: self.archive.read(offset, max_bytes, until=end))
+        if found is None:
+            found = await self._recall(lambda: self.archive.read(offset, max_bytes, until=end))
+        return Slice(found.data, found.start_offset, found.next_offset, at, end)
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Offset | None:
         """Return the first offset whose record has this timestamp or a later one; None if no record has."""

@@ -41,7 +41,7 @@ def slow(steps: list[DeliverTo | SendReport] | list[SendReport]) -> list[tuple[i
 
 def test_an_attempt_is_reported_once_when_everybody_has_acked_it_p6_p7() -> None:
     attempts = attempts_of(1, 2)
-    assert deliver(attempts, 1, 1, 2) == [DeliverTo(1, 1, 0), DeliverTo(2, 1, 0)]
+    assert deliver(attempts, 1, 1, 2) == [DeliverTo(1, 1, [(0, 10)]), DeliverTo(2, 1, [(0, 10)])]
     assert attempts.acked(1, 1, 0.0) == []
     assert attempts.acked(2, 1, 0.0) == [SendReport(DeliveryReport(1))]
     assert attempts.next_tick() is None
@@ -305,20 +305,20 @@ def test_what_was_acked_does_not_come_again_whatever_the_owner_sends_p7() -> Non
     assert attempts.position(1) == 10
     attempts.resume([1])
     assert failures(attempts.deliver(5, 0, 10, 10, [1], 0.0)) == [(5, [])], "it has acked all of it"
-    assert attempts.deliver(6, 0, 40, 10, [1], 0.0) == [DeliverTo(1, 6, 10, ((20, 30),))]
+    assert attempts.deliver(6, 0, 40, 10, [1], 0.0) == [DeliverTo(1, 6, [(10, 20), (30, 40)])]
     assert failures(attempts.acked(1, 6, 0.0)) == [(6, [])]
     assert attempts.position(1) == 40
 
 
 def test_a_batch_that_is_acked_but_for_its_end_is_given_from_there_on() -> None:
     attempts = attempts_of(1, is_reliable=True, offset=15)
-    assert attempts.deliver(1, 10, 20, 10, [1], 0.0) == [DeliverTo(1, 1, 15)]
+    assert attempts.deliver(1, 10, 20, 10, [1], 0.0) == [DeliverTo(1, 1, [(15, 20)])]
     for attempt in (2, 3):
         deliver(attempts, attempt, 1, start=10 * attempt, size=1)
     attempts.acked(1, 2, 0.0)
     attempts.disconnected(1, 0.0)
     attempts.resume([1])
-    assert attempts.deliver(4, 15, 20, 10, [1], 0.0) == [DeliverTo(1, 4, 15)]
+    assert attempts.deliver(4, 15, 20, 10, [1], 0.0) == [DeliverTo(1, 4, [(15, 20)])]
     assert attempts.position(1) == 15
 
 
@@ -329,7 +329,7 @@ def test_a_resume_takes_back_what_is_not_acked_and_reports_for_the_others() -> N
     assert failures(attempts.resume([1])) == [(1, [])]
     assert attempts.acked(1, 1, 0.0) == []
     assert attempts.late_acks == 1
-    assert attempts.deliver(2, 0, 10, 10, [1], 0.0) == [DeliverTo(1, 2, 0)]
+    assert attempts.deliver(2, 0, 10, 10, [1], 0.0) == [DeliverTo(1, 2, [(0, 10)])]
 
 
 def test_a_resume_reports_for_all_whom_it_names_and_passes_over_who_is_not_here() -> None:
@@ -350,7 +350,7 @@ def test_who_has_less_than_a_quarter_of_what_it_may_have_is_not_behind_p3() -> N
 
 def test_what_retention_took_is_passed_over() -> None:
     attempts = attempts_of(1, is_reliable=True)
-    assert attempts.deliver(1, 50, 60, 10, [1], 0.0) == [DeliverTo(1, 1, 50)]
+    assert attempts.deliver(1, 50, 60, 10, [1], 0.0) == [DeliverTo(1, 1, [(50, 60)])]
     attempts.acked(1, 1, 0.0)
     assert attempts.position(1) == 60
 

@@ -53,6 +53,7 @@ class PartitionAttempts:
     """What this node knows of the attempts of one partition's owner."""
 
     name: PartitionName
+    topic: str  # its topic, as frames name it
     source: str  # the broker that sends
     fence: Fence  # of that owner: with another fence, or from another broker, attempts are numbered from the start
     attempts: NodeAttempts
@@ -126,7 +127,7 @@ class NodeSubscribers:
         known = self._partitions.get(name)
         if known is None:
             attempts = NodeAttempts(self._config, is_reliable=is_reliable, epoch=NO_FENCE[0])
-            known = self._partitions[name] = PartitionAttempts(name, owner, NO_FENCE, attempts)
+            known = self._partitions[name] = PartitionAttempts(name, str(name.topic), owner, NO_FENCE, attempts)
         return known
 
     # Frames from owners
@@ -154,8 +155,7 @@ class NodeSubscribers:
                 subscriber = self.subscribers[step.handle]
                 number = next(subscriber.numbers)
                 subscriber.given[number] = (shared, step.attempt)
-                ranges = _own(max(step.start_from, frame.start), frame.end, step.passed)
-                subscriber.deliver(SubscriberDelivery(name.partition, number, ranges, frame.data, frame.epoch))
+                subscriber.deliver(SubscriberDelivery(name.partition, number, step.ranges, frame.data, frame.epoch))
             else:
                 self._report(shared, [step])
 
@@ -176,7 +176,7 @@ class NodeSubscribers:
         """Start to count the attempts of another owner, or of one that restarted; what was acked stays acked."""
         old = shared.attempts
         attempts = NodeAttempts(self._config, is_reliable=old.is_reliable, epoch=fence[0])
-        made = PartitionAttempts(shared.name, owner, fence, attempts)
+        made = PartitionAttempts(shared.name, shared.topic, owner, fence, attempts)
         for subscriber in self._by_topic.get(shared.name.topic, {}).values():
             if old.has(subscriber.handle):
                 made.attempts.add(subscriber.handle, old.position(subscriber.handle))
@@ -217,7 +217,7 @@ class NodeSubscribers:
 
     def _report(self, shared: PartitionAttempts, reports: Iterable[SendReport]) -> None:
         for report in reports:
-            frame = Reported(str(shared.name.topic), shared.name.partition, shared.fence, report.report)
+            frame = Reported(shared.topic, shared.name.partition, shared.fence, report.report)
             self._send(shared.source, frame)  # if it is lost, the batch is sent again or counts as failed
 
 
@@ -234,15 +234,3 @@ def _remove_void(subscriber: LocalSubscriber, shared: PartitionAttempts) -> None
     for number, (given_by, attempt) in list(subscriber.given.items()):
         if given_by is shared and not holds(handle, attempt):
             del subscriber.given[number]
-
-
-def _own(start: int, end: int, passed: Iterable[Range]) -> list[Range]:
-    """Return [start, end) without the ranges that are passed over."""
-    own = []
-    for low, high in passed:
-        if start < low:
-            own.append((start, low))
-        start = max(start, high)
-    if start < end:
-        own.append((start, end))
-    return own

@@ -25,12 +25,11 @@ NOT_SUBSCRIBED = (DeliveryStatus.SUBSCRIBER_UNREACHABLE, "the subscriber is not 
 
 
 class DeliverTo(Struct, frozen=True):
-    """Deliver a batch to a subscriber: its records from `start_from` on, without those in `passed`."""
+    """Deliver a batch to a subscriber: only the records in `ranges`, which it has not acked."""
 
     handle: int
     attempt: int
-    start_from: int
-    passed: tuple[Range, ...] = ()  # acked out of order, before a failure
+    ranges: list[Range]
 
 
 class SendReport(Struct, frozen=True):
@@ -59,12 +58,6 @@ class _SubscriberProgress:
     @property
     def position(self) -> int | None:
         return next(iter(self.pending.values())).start if self.pending else self.next_offset
-
-    def give(self, attempt: int, start: int, size_bytes: int) -> None:
-        self.pending[attempt] = _PendingBatch(start, self.given_batches, self.given_bytes)
-        self.pending_bytes += size_bytes
-        self.given_batches += 1
-        self.given_bytes += size_bytes
 
     def is_behind(self, config: PubSubConfig) -> bool:
         """Return whether a quarter of what it may have was given since its oldest unacked batch, acked or not."""
@@ -190,7 +183,11 @@ class NodeAttempts:
                 continue
             if not subscriber.pending:
                 self._oldest_since[handle] = now
-            subscriber.give(attempt, hand.start_from, size_bytes)
+            batches_before, bytes_before = subscriber.given_batches, subscriber.given_bytes
+            subscriber.pending[attempt] = _PendingBatch(hand.ranges[0][0], batches_before, bytes_before)
+            subscriber.pending_bytes += size_bytes
+            subscriber.given_batches += 1
+            subscriber.given_bytes += size_bytes
             made.waiting.add(handle)
             if self.is_reliable and subscriber.is_behind(self._config):
                 self._behind.add(handle)
@@ -223,7 +220,7 @@ class NodeAttempts:
     ) -> DeliverTo | None:
         """Return the part of a batch that is new to a subscriber; None: it has acked all of it."""
         if not self.is_reliable:
-            return DeliverTo(handle, attempt, start)
+            return DeliverTo(handle, attempt, [(start, end)])
         known = subscriber.next_offset
         if known is not None and known >= end:
             # An owner sends unacked records again only after a resume.
@@ -233,12 +230,11 @@ class NodeAttempts:
         begin = start if known is None else max(start, known)
         subscriber.next_offset = end if subscriber.next_offset is None else max(end, subscriber.next_offset)
         if subscriber.acked is None:
-            return DeliverTo(handle, attempt, begin)
-        passed = subscriber.acked.within(begin, end)
-        if passed and passed[0][0] == begin:
-            begin = passed.pop(0)[1]
-        self._trim_acked(subscriber, subscriber.position if subscriber.pending else begin)
-        return DeliverTo(handle, attempt, begin, tuple(passed)) if begin < end else None
+            return DeliverTo(handle, attempt, [(begin, end)])
+        ranges = subscriber.acked.missing(begin, end)  # some were acked out of order, before a failure
+        first = ranges[0][0] if ranges else end
+        self._trim_acked(subscriber, subscriber.position if subscriber.pending else first)
+        return DeliverTo(handle, attempt, ranges) if ranges else None
 
     def _is_over(self, subscriber: _SubscriberProgress, size_bytes: int) -> bool:
         if not subscriber.pending:

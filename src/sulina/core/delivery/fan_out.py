@@ -451,7 +451,9 @@ class FanOut:
             self._positions.reported(attempt.group, attempt.size_bytes)
         if handles:
             effects.append(self._delivered(node, attempt, handles, now))
-        return effects + self._flush(node, now)
+        if node.queue:  # best-effort topic: the report makes room for what waits
+            effects += self._flush(node, now)
+        return effects
 
     def _delivered(self, node: SubscriberNode, attempt: Attempt, handles: Collection[int], now: float) -> Effect:
         if node.probation:

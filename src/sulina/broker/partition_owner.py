@@ -31,6 +31,7 @@ from sulina.failpoints import Failpoint
 from sulina.ports import Clock
 from sulina.types import PartitionName
 from sulina.waiting import wait_or_timeout
+from sulina.wire.messages import TopicState
 
 AT_ONCE = 16  # partitions that are acquired or released
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
@@ -173,7 +174,7 @@ class PartitionOwner:
             await self._registry.make_cursors(topic, only=partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):
             return  # lost while it was made ready
-        ownership.serve()
+        ownership.state = TopicState.ACTIVE
         wanted.ready = revision
         self._handle.troubles.pop(partition, None)
         self._options.failpoints(Failpoint.OWNER_SERVED)

@@ -92,7 +92,7 @@ class TieredLog:
         )
         self._view = self._newest_view(None)
         archive.readers = archive.readers or threads.archive_readers
-        log.watchers |= {self._update, self.uploader.notice}
+        log.watchers.add(self._on_appended)
 
     @classmethod
     async def open(
@@ -307,6 +307,10 @@ class TieredLog:
             self._waiters.wake(self._view)
             for watcher in self.watchers:
                 watcher()
+
+    def _on_appended(self) -> None:
+        self._update()
+        self.uploader.notice()
 
     def _on_archived(self) -> None:
         self._update()

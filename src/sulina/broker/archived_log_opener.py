@@ -119,8 +119,10 @@ class ArchivedLogOpener:
         notes.log = log
         try:
             async with ownership.archived_flag_lock:
-                await self._tell_local(notes, revision, policy, log)
-                await self._tell_archived(ownership, revision, policy, log)
+                if policy.ack == Ack.ARCHIVED:
+                    await self._tell_archived(ownership, revision, log)
+                else:
+                    await self._tell_local(notes, revision, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._remove_sealed(ownership)
         except BaseException:
@@ -150,27 +152,29 @@ class ArchivedLogOpener:
         notes = self._notes.get(partition.name)
         if notes is None:
             raise ownership.refusal()  # its directory is released
-        await self._tell_local(notes, revision, policy, log)
+        if policy.ack != Ack.ARCHIVED:
+            await self._tell_local(notes, revision, log)
         log.reconfigure(options, archiving(policy))
-        await self._tell_archived(ownership, revision, policy, log)
+        if policy.ack == Ack.ARCHIVED:
+            await self._tell_archived(ownership, revision, log)
 
     def local_retention(self, policy: Policy) -> Retention:
         """Return what a policy keeps on disk of what is in the archive."""
         return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
 
-    async def _tell_local(self, notes: "_ArchiveNotes", revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_local(self, notes: "_ArchiveNotes", revision: int, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
         ownership = notes.ownership
-        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(ownership, False):
+        if self._cluster.must_set_archived(ownership, False):
             report = Put(keys.archive_current(ownership.name), msgspec.json.encode(notes.current(log)))
             await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
-    async def _tell_archived(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_archived(self, ownership: PartitionOwnership, revision: int, log: Log) -> None:
         """Tell the cluster that the archive has all that is acknowledged, once that is so and remains so."""
-        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
+        if self._cluster.must_set_archived(ownership, True):
             await log.catch_up()
             await self._cluster.set_archived(ownership, revision, True)
 

@@ -229,10 +229,6 @@ class PartitionLogs:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
 
-    def has_left(self, partition: PartitionName) -> bool:
-        """Return whether a partition has a directory here. Blocks."""
-        return os.path.isdir(self.directory(partition))
-
     async def found(self) -> list[PartitionName]:
         """Return the partitions that have a directory here."""
         names = await asyncio.to_thread(self._files.list, self._options.data)
@@ -456,11 +452,7 @@ class PartitionLogs:
         trouble.is_mended, trouble.due = True, self._clock.monotonic()
         self._events.emit("log_reopened", partition.name.topic, partition=partition.name.partition)
 
-    # Directories and archives of partitions that are not ours
-
-    async def release(self, partition: PartitionName, topic_id: str) -> None:
-        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
-        await self.opener.release(partition, self.directory(partition), topic_id)
+    # Directories
 
     async def set_directory_aside(self, partition: PartitionName) -> None:
         """Keep the directory of a partition whose log goes on without it.
@@ -470,18 +462,6 @@ class PartitionLogs:
         """
         left = await asyncio.to_thread(set_directory_aside, self._files, self.directory(partition))
         self.opener.tell_leftover(partition, left)
-
-    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
-        """Return the offsets that only the disk of its last owner has; None: there is no archive."""
-        return await self.opener.only_there(partition, topic_id)
-
-    async def reported_ms(self, partition: PartitionName) -> int | None:
-        """Return when the last owner reported how far its log had come; None: it never did."""
-        return await self.opener.reported_ms(partition)
-
-    async def delete_archives(self, topic: TopicName, stored: StoredTopic) -> None:
-        """Delete the archives of a topic that is being deleted."""
-        await self.opener.delete(topic, stored)
 
     def report(self) -> None:
         """Let it be known how far the open logs have come."""

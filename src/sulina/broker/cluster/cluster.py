@@ -358,18 +358,18 @@ class Cluster:
         this broker while records are on its disk alone; `is_on_disk` says whether some are, None: decide by the epoch.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
-        newest = decode_json(epoch.value, EpochEntry) if epoch and reason != Reason.UNLOADED else None
+        if is_on_disk is None and reason != Reason.UNLOADED:
+            newest = decode_json(epoch.value, EpochEntry) if epoch else None
+            is_reliable = self._topics.is_reliable(partition) is not False
+            is_on_disk = changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
         request = self.view.unloads.get(partition)
-        is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
             reason=reason,
             since_ms=self._now_ms(),
             from_broker=self.broker_id,
             from_store=self.membership.store_id,
             to=to or (request.value.to if request else None),
-            is_recovering=changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
-            if is_on_disk is None
-            else is_on_disk,
+            is_recovering=is_on_disk is True,
         )
         compares = [Compare(keys.assignment(self.broker_id, partition), assignment_revision)]
         if epoch is not None:

@@ -222,7 +222,7 @@ async def test_a_delete_that_is_finished_late_does_not_delete_the_topic_created_
         a, b = world.running["a"], world.running["b"]
         await a.put_topic(ORDERS, TopicSettings(partitions=2))
         await until(lambda: ORDERS in b.registry.topics)
-        delete_archives = b.logs.delete_archives
+        delete_archives = b.logs.opener.delete
 
         async def slow(*arguments: Any) -> None:
             await delete_archives(*arguments)
@@ -233,7 +233,7 @@ async def test_a_delete_that_is_finished_late_does_not_delete_the_topic_created_
                 await world.publish(ORDERS, b"new", partition=number)
             await until(lambda: ORDERS in b.registry.topics)
 
-        monkeypatch.setattr(b.logs, "delete_archives", slow)
+        monkeypatch.setattr(b.logs.opener, "delete", slow)
         await b.delete_topic(ORDERS)
         for broker in (a, b):
             assert (await broker.topic(ORDERS)).topic_id == (await a.topic(ORDERS)).topic_id

@@ -27,7 +27,7 @@ from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import ALONE_EPOCH, Current, ObjectEntry, Sealed
 from sulina.core.log.commit import SegmentRef
-from sulina.core.log.resume import Witness, witnesses
+from sulina.core.log.resume import witnesses
 from sulina.core.log.retention import Retention
 from sulina.core.topic import Ack, Policy
 from sulina.errors import StaleEpoch, SulinaError, TopicNotFound
@@ -37,7 +37,7 @@ from sulina.ports import Clock, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_directory import Fate, Leftover, release_directory
 from sulina.storage.partition_log import LogThreads
-from sulina.storage.tiered_log import ArchiveHooks, Archiving, TieredLog
+from sulina.storage.tiered_log import Archiving, TieredLog
 from sulina.types import Epoch, PartitionName, TopicName
 
 _logger = structlog.get_logger("sulina.tiers")
@@ -90,18 +90,39 @@ class ArchivedLogOpener:
         current = await self._reported_in(keys.archive_current(partition.name), Current)
         if current is not None and current.topic_id not in (None, topic_id):
             current = None  # of a topic that had this name before
-        heard = witnesses(sealed, current, is_only_here=ownership.is_archived is False)
-        notes = self._notes[partition.name] = _ArchiveNotes(ownership, topic_id, self._writer, self._clock)
+        epoch = Epoch(ownership.epoch.epoch if ownership.epoch is not None else ALONE_EPOCH)
+        notes = self._notes[partition.name] = _ArchiveNotes(ownership, epoch, topic_id, self._writer, self._clock)
         try:
-            log = await self._open(partition, directory, topic_id, policy, options, heard, revision, notes)
+            log = await TieredLog.open(
+                directory,
+                self._archives.of(partition.name, topic_id),
+                topic_id=topic_id,
+                epoch=epoch,
+                broker_id=self._options.broker_id,
+                options=options,
+                archiving=archiving(policy),
+                may_ack=partial(ownership.may_ack, revision),
+                partition=str(partition.name),
+                heard=witnesses(sealed, current, is_only_here=ownership.is_archived is False),
+                must_resume=ownership.is_archived is False,
+                is_adopted=self._cluster.adopts_unstamped,
+                files=self._files,
+                clock=self._clock,
+                threads=self._threads,
+                metrics=self._metrics,
+                hooks=notes,
+                failpoints=self._options.failpoints,
+            )
         except StaleEpoch as stale:
             await self._cluster.check_assigned(ownership.name, revision, stale)
             raise
         notes.log = log
         try:
             async with ownership.archived_flag_lock:
-                await self._tell_local(notes, revision, policy, log)
-                await self._tell_archived(ownership, revision, policy, log)
+                if policy.ack == Ack.ARCHIVED:
+                    await self._tell_archived(ownership, revision, log)
+                else:
+                    await self._tell_local(notes, revision, log)
             if sealed is not None:  # its word has been taken, and the claim is durable
                 await self._remove_sealed(ownership)
         except BaseException:
@@ -111,7 +132,7 @@ class ArchivedLogOpener:
             "log_resumed",
             topic=str(partition.name.topic),
             partition=partition.name.partition,
-            epoch=_epoch(ownership),
+            epoch=epoch,
             how=log.resumed.how.value,
             sealed_offset=sealed.last_committed_offset if sealed is not None else None,
             resuming_from=log.end_offset,
@@ -119,39 +140,6 @@ class ArchivedLogOpener:
         self.tell_leftover(partition.name, log.resumed.leftover)
         self._options.failpoints(Failpoint.OWNER_OPENED)
         return log
-
-    async def _open(
-        self,
-        partition: Partition,
-        directory: str,
-        topic_id: str,
-        policy: Policy,
-        options: LogOptions,
-        heard: Sequence[Witness],
-        revision: int,
-        hooks: ArchiveHooks,
-    ) -> TieredLog:
-        ownership = partition.ownership
-        return await TieredLog.open(
-            directory,
-            self._archives.of(partition.name, topic_id),
-            topic_id=topic_id,
-            epoch=Epoch(_epoch(ownership)),
-            broker_id=self._options.broker_id,
-            options=options,
-            archiving=archiving(policy),
-            may_ack=partial(ownership.may_ack, revision),
-            partition=str(partition.name),
-            heard=heard,
-            must_resume=ownership.is_archived is False,
-            is_adopted=self._cluster.adopts_unstamped,
-            files=self._files,
-            clock=self._clock,
-            threads=self._threads,
-            metrics=self._metrics,
-            hooks=hooks,
-            failpoints=self._options.failpoints,
-        )
 
     async def reconfigure(self, partition: Partition, log: Log, policy: Policy, options: LogOptions) -> None:
         """Let a log go on by another policy. The caller has the archived_flag_lock.
@@ -164,27 +152,29 @@ class ArchivedLogOpener:
         notes = self._notes.get(partition.name)
         if notes is None:
             raise ownership.refusal()  # its directory is released
-        await self._tell_local(notes, revision, policy, log)
+        if policy.ack != Ack.ARCHIVED:
+            await self._tell_local(notes, revision, log)
         log.reconfigure(options, archiving(policy))
-        await self._tell_archived(ownership, revision, policy, log)
+        if policy.ack == Ack.ARCHIVED:
+            await self._tell_archived(ownership, revision, log)
 
     def local_retention(self, policy: Policy) -> Retention:
         """Return what a policy keeps on disk of what is in the archive."""
         return Retention(bytes_max=policy.local_retention_bytes, age_seconds_max=policy.local_retention_seconds)
 
-    async def _tell_local(self, notes: "_ArchiveNotes", revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_local(self, notes: "_ArchiveNotes", revision: int, log: Log) -> None:
         """Tell the cluster before anything is acknowledged that only this disk has, and how far the log is now.
 
         An older report may be of records that were given up since, or that were never acknowledged.
         """
         ownership = notes.ownership
-        if policy.ack != Ack.ARCHIVED and self._cluster.must_set_archived(ownership, False):
+        if self._cluster.must_set_archived(ownership, False):
             report = Put(keys.archive_current(ownership.name), msgspec.json.encode(notes.current(log)))
             await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
-    async def _tell_archived(self, ownership: PartitionOwnership, revision: int, policy: Policy, log: Log) -> None:
+    async def _tell_archived(self, ownership: PartitionOwnership, revision: int, log: Log) -> None:
         """Tell the cluster that the archive has all that is acknowledged, once that is so and remains so."""
-        if policy.ack == Ack.ARCHIVED and self._cluster.must_set_archived(ownership, True):
+        if self._cluster.must_set_archived(ownership, True):
             await log.catch_up()
             await self._cluster.set_archived(ownership, revision, True)
 
@@ -269,8 +259,11 @@ class ArchivedLogOpener:
 class _ArchiveNotes:
     """What the metadata store is told of the archive of one partition, for others to look at: `ArchiveHooks`."""
 
-    def __init__(self, ownership: PartitionOwnership, topic_id: str, writer: CursorWriter, clock: Clock) -> None:
+    def __init__(
+        self, ownership: PartitionOwnership, epoch: Epoch, topic_id: str, writer: CursorWriter, clock: Clock
+    ) -> None:
         self.ownership = ownership
+        self._epoch = epoch  # under which the log was opened
         self.log: TieredLog | None = None  # once it is open
         self._topic_id = topic_id
         self._writer = writer
@@ -283,15 +276,16 @@ class _ArchiveNotes:
             return
         if added.size and added.object is not None:
             entry = ObjectEntry(
-                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=_epoch(self.ownership)
+                object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=self._epoch
             )
-            self._note(keys.archive_object(self.ownership.name, added.base), msgspec.json.encode(entry))
+            key = keys.archive_object(self.ownership.name, added.base)
+            self._writer.note(key, partial(msgspec.json.encode, entry), self.ownership.fences)
         self.report(self.log, added.object)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
         """Note that slices have gone, or were merged into one that is noted next."""
         for base in sorted({slice_.base for slice_ in removed}):
-            self._note(keys.archive_object(self.ownership.name, base), None)
+            self._writer.note(keys.archive_object(self.ownership.name, base), lambda: None, self.ownership.fences)
 
     async def settle(self) -> None:
         """Return when what was noted is written: once the partition is another's, it cannot be."""
@@ -306,21 +300,19 @@ class _ArchiveNotes:
         ends = (log.archived_offset or 0, log.end_offset)
         if self._reported != ends:
             self._reported = ends
-            self._note(keys.archive_current(self.ownership.name), msgspec.json.encode(self.current(log, name)))
+            current = msgspec.json.encode(self.current(log, name))
+            self._writer.note(keys.archive_current(self.ownership.name), lambda: current, self.ownership.fences)
 
     def current(self, log: Log, name: str | None = None) -> Current:
         """Return how far a log has come."""
         return Current(
             archived_offset=log.archived_offset or 0,
             end_offset=log.end_offset,
-            epoch=_epoch(self.ownership),
+            epoch=self._epoch,
             at_ms=int(self._clock.now() * 1000),
             object=name,
             topic_id=self._topic_id,
         )
-
-    def _note(self, key: str, value: bytes | None) -> None:
-        self._writer.note(key, lambda: value, self.ownership.fences)
 
 
 def archiving(policy: Policy) -> Archiving:
@@ -332,7 +324,3 @@ def archiving(policy: Policy) -> Archiving:
         archive_bytes=policy.archive_bytes,
         archive_seconds=policy.archive_seconds,
     )
-
-
-def _epoch(ownership: PartitionOwnership) -> int:
-    return ownership.epoch.epoch if ownership.epoch is not None else ALONE_EPOCH

@@ -193,14 +193,14 @@ class ClusterControl:
 
     async def _recovering_info(self, topic: Topic, partition: PartitionName) -> UnloadInfo:
         waiting = self._cluster.view.unassigned.get(partition)
-        reported_ms = await self._logs.reported_ms(partition)
+        reported_ms = await self._logs.opener.reported_ms(partition)
         return UnloadInfo(
             topic=str(topic.name),
             partition=partition.partition,
             step=TopicState.RECOVERING,
             from_broker=waiting.value.from_broker if waiting is not None else None,
             to_broker=None,
-            given_up=await self._logs.only_there(partition, topic.stored.topic_id),
+            given_up=await self._logs.opener.only_there(partition, topic.stored.topic_id),
             reported_seconds=None if reported_ms is None else max(0.0, self._clock.now() - reported_ms / 1000),
             lease_seconds=self._cluster.membership.ttl,
         )

@@ -210,7 +210,8 @@ class ClusterMember:
             topic, owned = self._topics.get(partition.topic), view.assignments.get(partition)
             if topic is not None and owned is not None and owned.broker_id != self._options.broker_id:
                 try:
-                    await self._logs.release(partition, topic.stored.topic_id)
+                    directory = self._logs.directory(partition)
+                    await self._logs.opener.release(partition, directory, topic.stored.topic_id)
                 except (SulinaError, OSError) as error:
                     _logger.warning("leftover_not_released", partition=str(partition), error=str(error))
         await self._remove_deleted()

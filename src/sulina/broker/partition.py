@@ -30,7 +30,7 @@ class Partition:
         self.ownership = ownership
         self._opener = opener
         self._log: Log | None = None
-        self._turn: asyncio.Task[Log | None] | None = None  # being opened, or being closed because idle
+        self._turn: asyncio.Task[None] | None = None  # being opened, or being closed because idle
         self._users = 0
         self._sightings = Sightings()
         self._sighted_epoch = -1
@@ -69,7 +69,10 @@ class Partition:
             while self._log is None:
                 if not self.ownership.is_ours:
                     raise self.ownership.refusal()
-                await asyncio.shield(self._turn or self._begin(self._opener(self)))
+                self._turn = self._turn or asyncio.create_task(
+                    self._take_turn(self._opener(self)), name=f"open {self.name}"
+                )
+                await asyncio.shield(self._turn)
             log = self._log
             yield log
         except LogClosed:
@@ -103,16 +106,12 @@ class Partition:
         """Return whether another broker may have more than is here."""
         return not self.ownership.may_ack(self.ownership.revision)
 
-    def _begin(self, work: Awaitable[Log | None]) -> "asyncio.Task[Log | None]":
-        async def run() -> Log | None:
-            try:
-                self._log = await work
-                return self._log
-            finally:
-                self._turn = None
-
-        self._turn = asyncio.create_task(run(), name=f"open {self.name}")
-        return self._turn
+    async def _take_turn(self, work: Awaitable[Log | None]) -> None:
+        """Open the log, or close it, while `using` waits."""
+        try:
+            self._log = await work
+        finally:
+            self._turn = None
 
     @property
     def is_idle(self) -> bool:
@@ -129,7 +128,8 @@ class Partition:
         async def close() -> None:
             await log.close()
 
-        await asyncio.shield(self._begin(close()))
+        self._turn = asyncio.create_task(self._take_turn(close()), name=f"close {self.name}")
+        await asyncio.shield(self._turn)
 
     async def reopen(self) -> None:
         """Close a log that has stopped, and recover it from what is on disk; what follows goes into a new file."""
@@ -148,7 +148,8 @@ class Partition:
                 raise
             return opened
 
-        await asyncio.shield(self._begin(again()))
+        self._turn = asyncio.create_task(self._take_turn(again()), name=f"open {self.name}")
+        await asyncio.shield(self._turn)
 
     async def close(self) -> None:
         """Finish what was taken, then close the log. It is not opened again under this assignment."""

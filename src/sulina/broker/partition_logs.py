@@ -186,16 +186,24 @@ class PartitionLogs:
             LimitReached: all logs that may be open are in use.
             NotServing: the disk fails. `reopen_stopped` opens the log when the disk takes writes.
         """
-        await self._make_room()
+        while len(self._opened) >= self._options.open_logs_max:
+            idle = next((opened for opened in self._opened if opened.is_idle), None)
+            if idle is None:
+                raise LimitReached(kind="open logs", limit=self._options.open_logs_max)
+            del self._opened[idle]
+            await idle.rest()
         self._opened[partition] = None
-        topic = self._topics.get(partition.name.topic)
+        topic, directory = self._topics.get(partition.name.topic), self.directory(partition.name)
         log: Log | None = None
         try:
             if topic is None or partition not in topic.partitions:
                 raise TopicNotFound(topic=str(partition.name.topic))
-            await self._own_directory(partition.name, topic.stored.topic_id)
+            # That of a topic that has returned is taken back, that of another topic of the same name is kept.
+            if await asyncio.to_thread(orphans.restore, self._files, directory, topic.stored.topic_id):
+                number = partition.name.partition
+                self._events.emit("directory_taken_back", topic.name, partition=number, path=directory)
             policy = topic.policy
-            log = await self.opener.open(partition, self.directory(partition.name), topic, self._options_of(topic))
+            log = await self.opener.open(partition, directory, topic, self._options_of(topic))
             while topic.policy is not policy:  # it has changed meanwhile
                 policy = topic.policy
                 await self._reconfigure(topic, partition, log)
@@ -220,18 +228,6 @@ class PartitionLogs:
         if log.damage is not None:
             self._events.emit("log_damaged", partition.name, reason=str(log.damage))
         return log
-
-    async def _make_room(self) -> None:
-        while len(self._opened) >= self._options.open_logs_max:
-            idle = next((partition for partition in self._opened if partition.is_idle), None)
-            if idle is None:
-                raise LimitReached(kind="open logs", limit=self._options.open_logs_max)
-            del self._opened[idle]
-            await idle.rest()
-
-    def has_left(self, partition: PartitionName) -> bool:
-        """Return whether a partition has a directory here. Blocks."""
-        return os.path.isdir(self.directory(partition))
 
     async def found(self) -> list[PartitionName]:
         """Return the partitions that have a directory here."""
@@ -286,12 +282,6 @@ class PartitionLogs:
             if path is not None:
                 kept.append(path)
         return kept
-
-    async def _own_directory(self, partition: PartitionName, topic_id: str) -> None:
-        """Take back the directory of a topic that has returned; keep that of another topic of the same name."""
-        directory = self.directory(partition)
-        if await asyncio.to_thread(orphans.restore, self._files, directory, topic_id):
-            self._events.emit("directory_taken_back", partition.topic, partition=partition.partition, path=directory)
 
     async def kept(self) -> list[tuple[PartitionName, str, str]]:
         """Find what is here, in its place or set aside, as (partition, id of its topic, path)."""
@@ -462,11 +452,7 @@ class PartitionLogs:
         trouble.is_mended, trouble.due = True, self._clock.monotonic()
         self._events.emit("log_reopened", partition.name.topic, partition=partition.name.partition)
 
-    # Directories and archives of partitions that are not ours
-
-    async def release(self, partition: PartitionName, topic_id: str) -> None:
-        """Remove the directory of a partition that another broker owns, unless it has what is nowhere else."""
-        await self.opener.release(partition, self.directory(partition), topic_id)
+    # Directories
 
     async def set_directory_aside(self, partition: PartitionName) -> None:
         """Keep the directory of a partition whose log goes on without it.
@@ -476,18 +462,6 @@ class PartitionLogs:
         """
         left = await asyncio.to_thread(set_directory_aside, self._files, self.directory(partition))
         self.opener.tell_leftover(partition, left)
-
-    async def only_there(self, partition: PartitionName, topic_id: str) -> tuple[int, int] | None:
-        """Return the offsets that only the disk of its last owner has; None: there is no archive."""
-        return await self.opener.only_there(partition, topic_id)
-
-    async def reported_ms(self, partition: PartitionName) -> int | None:
-        """Return when the last owner reported how far its log had come; None: it never did."""
-        return await self.opener.reported_ms(partition)
-
-    async def delete_archives(self, topic: TopicName, stored: StoredTopic) -> None:
-        """Delete the archives of a topic that is being deleted."""
-        await self.opener.delete(topic, stored)
 
     def report(self) -> None:
         """Let it be known how far the open logs have come."""

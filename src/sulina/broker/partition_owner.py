@@ -6,6 +6,7 @@ it is first used, which claims its epoch in the archive. From the moment when it
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from sulina.failpoints import Failpoint
 from sulina.ports import Clock
 from sulina.types import PartitionName
 from sulina.waiting import wait_or_timeout
+from sulina.wire.messages import TopicState
 
 AT_ONCE = 16  # partitions that are acquired or released
 OPEN_AT_ONCE = 2  # logs that are opened because they may have something to archive
@@ -173,13 +175,13 @@ class PartitionOwner:
             await self._registry.make_cursors(topic, only=partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):
             return  # lost while it was made ready
-        ownership.serve()
+        ownership.state = TopicState.ACTIVE
         wanted.ready = revision
         self._handle.troubles.pop(partition, None)
         self._options.failpoints(Failpoint.OWNER_SERVED)
         self._events.emit("partition_served", partition.topic, partition=partition.partition, epoch=epoch.epoch)
         self._cluster.report_load_soon()
-        if topic.is_reliable and await asyncio.to_thread(self._logs.has_left, partition):
+        if topic.is_reliable and await asyncio.to_thread(os.path.isdir, self._logs.directory(partition)):
             self._in_background(self._open(topic, partition))
 
     def _has_other_topic(self, partition: PartitionName, wanted: _Wanted) -> bool:
@@ -223,7 +225,8 @@ class PartitionOwner:
                     is_known = self._topics.get(partition.topic) is topic  # else it goes with the topic
                     if is_known and not self._comes_back(partition):
                         try:
-                            await self._logs.release(partition, topic.stored.topic_id)
+                            directory = self._logs.directory(partition)
+                            await self._logs.opener.release(partition, directory, topic.stored.topic_id)
                         except (SulinaError, OSError) as error:
                             # It stays until somebody looks for leftovers: what is ours again must not wait for that.
                             _logger.warning("directory_not_released", partition=str(partition), error=str(error))

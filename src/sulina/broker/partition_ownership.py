@@ -125,14 +125,10 @@ class PartitionOwnership:
         return self.revision != NOT_OURS and not self.is_closing
 
     def acquire(self, epoch: EpochEntry, revision: int) -> None:
-        """Acquire the partition under an assignment. It is served once it is made ready."""
+        """Acquire the partition under an assignment. It is served once it is made ready, and its state is ACTIVE."""
         self.epoch, self.revision, self.state = epoch, revision, TopicState.CLOSED
         self.is_closing = False
         self.is_archived = epoch.is_archived
-
-    def serve(self) -> None:
-        """Take records from now on."""
-        self.state = TopicState.ACTIVE
 
     def release(self) -> None:
         """Release the partition: nothing that was taken may be acknowledged any more."""

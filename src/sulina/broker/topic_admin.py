@@ -273,7 +273,7 @@ class TopicAdmin:
         The name may be another topic's at any moment.
         """
         await self._cluster.forget_topic(name, stored.partitions, mark)  # its owners release it
-        await self._logs.delete_archives(name, stored)
+        await self._logs.opener.delete(name, stored)
         if name not in self._topics:
             await self._logs.remove(name, stored)
         await self._catalogue.delete_topic(name, stored.topic_id, mark, int(self._clock.now() * 1000))

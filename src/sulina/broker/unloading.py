@@ -76,8 +76,12 @@ class Unloading:
     async def run(self, unload: UnloadRequest, record_revision: int) -> UnloadOutcome:
         """Carry out a request to unload the partition."""
         try:
-            if not unload.force and await self._is_refused(record_revision):
-                return UnloadOutcome.REFUSED
+            if not unload.force:
+                try:
+                    self._topic.check_idle()
+                except SubscriptionBusy as busy:
+                    await self._cluster.refuse_unload(self._ownership.name, record_revision, str(busy))
+                    return UnloadOutcome.REFUSED
             try:
                 await self.archive_ahead()
             except LogIncomplete as missing:
@@ -104,14 +108,6 @@ class Unloading:
         except (SulinaError, OSError) as error:
             _logger.warning("unload_error_not_written", partition=str(self._ownership.name), error=str(error))
 
-    async def _is_refused(self, record_revision: int) -> bool:
-        try:
-            self._topic.check_idle()
-        except SubscriptionBusy as busy:
-            await self._cluster.refuse_unload(self._ownership.name, record_revision, str(busy))
-            return True
-        return False
-
     async def _take_back(self) -> bool:
         """Serve it again, once it is certain that it is ours and that nobody takes it for sealed; False: it is not.
 
@@ -132,7 +128,7 @@ class Unloading:
             if not self._was_served:
                 ownership.state = TopicState.CLOSED
                 break
-            ownership.serve()
+            ownership.state = TopicState.ACTIVE
             for subscription in self._topic.subscriptions.values():
                 subscription.resume(self._number)
         return ownership.revision == self._revision

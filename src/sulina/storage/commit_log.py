@@ -118,12 +118,14 @@ class CommitLog:
         raise CorruptLog(path=self.store.location, reason=f"{gone}, and no checkpoint covers it")
 
     def _load(self, names: list[str] | None) -> LogState:
-        hint = self._hint()
-        after = f"{hint:020d}" if hint is not None else ""
+        after, hint = "", self.store.get(LAST_CHECKPOINT)
+        if hint is not None:
+            with contextlib.suppress(CorruptCommit):
+                after = f"{decode(LAST_CHECKPOINT, hint, LastCheckpoint).version:020d}"
         newer = self.store.list(after) if names is None else sorted(name for name in names if name > after)
         listing = _StoreListing.of(newer)
         state = self._newest_checkpoint(listing)
-        if state is None and hint is not None:
+        if state is None and after:
             listing = _StoreListing.of(self.store.list())
             state = self._newest_checkpoint(listing)
         if state is None:
@@ -147,15 +149,6 @@ class CommitLog:
         for version in listing.checkpoints:
             if (checkpoint := self._read_checkpoint(version)) is not None:
                 yield checkpoint
-
-    def _hint(self) -> Version | None:
-        data = self.store.get(LAST_CHECKPOINT)
-        if data is None:
-            return None
-        try:
-            return decode(LAST_CHECKPOINT, data, LastCheckpoint).version
-        except CorruptCommit:
-            return None
 
     def _newest_checkpoint(self, listing: _StoreListing) -> LogState | None:
         damage: CorruptCommit | None = None

@@ -9,6 +9,7 @@
 """
 
 import contextlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ SCAN_BYTES = 1 << 20
 POSITIONS_KEPT_MAX = 1024
 _SPARE = "spare-"
 _ASIDE = ".aside"
+_FILE_NAME = re.compile(r"([0-9]{20})\.(log|index)")  # of a segment or its index
 
 
 @dataclass(slots=True)
@@ -116,7 +118,8 @@ class Segments:
         """
         known = {segment.base for segment in segments}
         for name in self._files.list(self.directory):
-            base = _base(name)
+            found = _FILE_NAME.fullmatch(name)
+            base = Offset(int(found[1])) if found is not None else None
             if name.startswith(_SPARE):
                 self._spares.append(name)
             # Between these offsets the log knows every file; one that it does not know is not ours to delete.
@@ -426,10 +429,3 @@ class Segments:
         finally:
             file.close()
         self._files.rename(aside, path)
-
-
-def _base(name: str) -> Offset | None:
-    stem, _, ending = name.partition(".")
-    if ending in ("log", "index") and len(stem) == 20 and stem.isascii() and stem.isdigit():
-        return Offset(int(stem))
-    return None

@@ -305,7 +305,9 @@ class Uploader:
             try:
                 self._archive.check_ours()
                 while until is None or self._archive.view.log_version < until:
-                    is_wanted = with_state and not self._ends_with_state()
+                    slices = self._archive.view.slices
+                    has_state = self.is_done and bool(slices) and slices[-1].state is not None
+                    is_wanted = with_state and not has_state
                     if self.is_done and not is_wanted:
                         break
                     if self._state is None and (is_wanted or await self._is_state_due()):
@@ -317,10 +319,6 @@ class Uploader:
                 self.fail(error)
                 raise
             self._waiting_since = None
-
-    def _ends_with_state(self) -> bool:
-        slices = self._archive.view.slices
-        return self.is_done and bool(slices) and slices[-1].state is not None
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await self._loop.run_in_executor(self._threads, work)

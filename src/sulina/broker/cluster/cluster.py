@@ -38,7 +38,7 @@ from sulina.core.cluster.entries import (
 from sulina.errors import BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
 from sulina.json_values import decode_json
-from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory, TxnResult
+from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
 
@@ -299,8 +299,8 @@ class Cluster:
             if mine is None:
                 break
             advanced = replace(unload, step=step or unload.step, error=error)
-            before = Versioned(unload, revision)
-            done = await self._txn(changes.put_unload_request(partition, mine, advanced, before))
+            change = changes.put_unload_request(partition, mine, advanced, Versioned(unload, revision))
+            done = await self._metadata.txn(compares=change.compares, puts=change.puts)
             if done.is_done:
                 return done.revision
             assignment = await self._metadata.get(keys.assignment(self.broker_id, partition))
@@ -337,7 +337,8 @@ class Cluster:
     async def refuse_unload(self, partition: PartitionName, revision: int, reason: str) -> None:
         """Delete an unload request that the owner refuses, unless it was changed meanwhile."""
         key = keys.unload(partition)
-        if (await self._txn(OwnershipChange(compares=(Compare(key, revision),), deletes=(key,)))).is_done:
+        done = await self._metadata.txn(compares=[Compare(key, revision)], deletes=[key])
+        if done.is_done:
             self._events.emit("unload_refused", partition.topic, partition=partition.partition, reason=reason)
 
     async def unassign(
@@ -357,28 +358,26 @@ class Cluster:
         this broker while records are on its disk alone; `is_on_disk` says whether some are, None: decide by the epoch.
         """
         epoch = await self._metadata.get(keys.epoch(partition))
-        newest = decode_json(epoch.value, EpochEntry) if epoch and reason != Reason.UNLOADED else None
+        if is_on_disk is None and reason != Reason.UNLOADED:
+            newest = decode_json(epoch.value, EpochEntry) if epoch else None
+            is_reliable = self._topics.is_reliable(partition) is not False
+            is_on_disk = changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
         request = self.view.unloads.get(partition)
-        is_reliable = self._topics.is_reliable(partition) is not False
         entry = Unassigned(
             reason=reason,
             since_ms=self._now_ms(),
             from_broker=self.broker_id,
             from_store=self.membership.store_id,
             to=to or (request.value.to if request else None),
-            is_recovering=changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
-            if is_on_disk is None
-            else is_on_disk,
+            is_recovering=is_on_disk is True,
         )
         compares = [Compare(keys.assignment(self.broker_id, partition), assignment_revision)]
         if epoch is not None:
             compares.append(Compare(epoch.key, epoch.revision))
-        done = await self._txn(
-            OwnershipChange(
-                compares=tuple(compares),
-                puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)), *puts),
-                deletes=(keys.assignment(self.broker_id, partition), keys.unload(partition), *deletes),
-            )
+        done = await self._metadata.txn(
+            compares=compares,
+            puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)), *puts),
+            deletes=(keys.assignment(self.broker_id, partition), keys.unload(partition), *deletes),
         )
         return done.is_done
 
@@ -403,12 +402,12 @@ class Cluster:
         for _ in range(CONFLICTS_MAX):
             if held is not None:
                 changed = replace(held.value, is_archived=is_archived)
-                change = OwnershipChange(
+                done = await self._metadata.txn(
                     compares=(Compare(assignment, assignment_revision), Compare(key, held.revision)),
                     puts=(Put(key, msgspec.json.encode(changed)), *puts),
                     deletes=deletes,
                 )
-                if (await self._txn(change)).is_done:
+                if done.is_done:
                     return
             # The view was behind, or the partition is not assigned to this broker.
             owned = await self._metadata.get(assignment)
@@ -496,12 +495,9 @@ class Cluster:
             except Exception as error:  # noqa: BLE001
                 _logger.warning("load_not_reported", broker_id=self.broker_id, error=str(error))
 
-    async def _txn(self, change: OwnershipChange) -> TxnResult:
-        return await self._metadata.txn(compares=change.compares, puts=change.puts, deletes=change.deletes)
-
     async def _write(self, change: OwnershipChange) -> bool:
         """Write a change and wait for the view to show it; return whether it was written."""
-        done = await self._txn(change)
+        done = await self._metadata.txn(compares=change.compares, puts=change.puts, deletes=change.deletes)
         if done.is_done:
             await self.view.wait_for(lambda view: view.shows(change.puts, change.deletes, done.revision), VIEW_SECONDS)
         return done.is_done

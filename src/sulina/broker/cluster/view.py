@@ -144,7 +144,7 @@ class ClusterView:
         epoch = self.epochs.get(partition)
         number, newest = partition.partition, epoch.value.epoch if epoch else -1
         owned = self.assignments.get(partition)
-        if owned is not None and (url := self.url(owned.broker_id)) is not None:
+        if owned is not None and (broker := self.registrations.get(owned.broker_id)) is not None:
             unload = self.unloads.get(partition)
             is_leaving = unload is not None and unload.value.step != UnloadStep.REQUESTED
             return PartitionPlacement(
@@ -152,7 +152,7 @@ class ClusterView:
                 state=TopicState.DRAINING if is_leaving else TopicState.ACTIVE,
                 epoch=newest,
                 broker_id=owned.broker_id,
-                url=url,
+                url=broker.value.url,
             )
         waiting = self.unassigned.get(partition)
         if waiting is not None and waiting.value.is_recovering:

@@ -206,12 +206,8 @@ def missing(
             at = max(at, slice_.next_offset)
         if at < high:
             found.append((at, high))
-    return _joined(found)
-
-
-def _joined(ranges: list[tuple[Offset, Offset]]) -> list[tuple[Offset, Offset]]:
     joined: list[tuple[Offset, Offset]] = []
-    for low, high in ranges:
+    for low, high in found:
         if joined and joined[-1][1] == low:
             joined[-1] = (joined[-1][0], high)
         else:

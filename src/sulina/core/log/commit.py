@@ -7,6 +7,7 @@ half-open.
 A checkpoint may be compressed: then its file is that line as gzip. Readers tell by the first bytes, not by a setting.
 """
 
+import re
 import zlib
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -24,7 +25,8 @@ NO_ORIGIN = -1  # a batch without a producer id, as in the record batch format
 CHECKPOINT_EVERY = 10  # versions
 LAST_CHECKPOINT = "_last_checkpoint"
 
-_NAME_DIGITS = 20
+_COMMIT_NAME = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT_NAME = re.compile(r"([0-9]{20})\.checkpoint\.json")
 _CRC_FIELD = b',"crc":'
 _GZIP_MAGIC = b"\x1f\x8b"  # no JSON begins like this
 _GZIP_WINDOW = 31  # zlib's number for a gzip header and trailer
@@ -214,20 +216,14 @@ def checkpoint_name(version: int) -> str:
 
 def commit_version(name: str) -> Version | None:
     """Return the version of a commit file; None for any other file."""
-    return _version(name, ".json")
+    found = _COMMIT_NAME.fullmatch(name)
+    return Version(int(found[1])) if found is not None else None
 
 
 def checkpoint_version(name: str) -> Version | None:
     """Return the version of a checkpoint file; None for any other file."""
-    return _version(name, ".checkpoint.json")
-
-
-def _version(name: str, ending: str) -> Version | None:
-    digits = name[:_NAME_DIGITS]
-    # isascii first: isdigit alone accepts digits of other scripts.
-    if name[_NAME_DIGITS:] == ending and digits.isascii() and digits.isdigit():
-        return Version(int(digits))
-    return None
+    found = _CHECKPOINT_NAME.fullmatch(name)
+    return Version(int(found[1])) if found is not None else None
 
 
 def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = False) -> bytes:

@@ -384,6 +384,7 @@ def test_s1_a_column_that_is_not_asked_for_is_not_decoded(node: Serving, orders:
 
 
 def test_s1_a_planner_reads_nothing_where_no_filter_leaves_anything(node: Serving, orders: str) -> None:
-    planner = Planner.of(ReadOptions.of(options(node, orders), is_stream=False))
+    read = ReadOptions.of(options(node, orders), is_stream=False)
+    planner = Planner(read, log_catalogue.open_catalogue(read.location, read.topics))
     assert planner.between({}, {}) == []
     assert ranges(planned(node, orders, [EqualTo(("partition",), 5)])) == []

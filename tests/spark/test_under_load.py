@@ -21,6 +21,7 @@ from sulina.client import SyncClient
 from sulina.errors import VersionNotRetained
 from sulina.spark.arrow_batches import read_ranges
 from sulina.spark.filters import Bounds
+from sulina.spark.log_catalogue import open_catalogue
 from sulina.spark.options import ReadOptions
 from sulina.spark.planner import Planner
 from tests.support.serving import Serving, serving
@@ -93,7 +94,7 @@ def oldest_version(client: SyncClient) -> int:
 def scan(url: str, **more: str) -> tuple[list[int], list[int | None]]:
     """Offsets and versions of a scan, planned and read as Spark does it."""
     options = ReadOptions.of({"url": url, "topic": TOPIC, "minPartitions": "2", **more}, is_stream=False)
-    planner = Planner.of(options)
+    planner = Planner(options, open_catalogue(options.location, options.topics))
     offsets: list[int] = []
     versions: list[int | None] = []
     for task in planner.scan(Bounds()):

@@ -125,7 +125,7 @@ class SulinaReader(DataSourceReader):
         self.pushFilters = PushFilters(self._bounds.take)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = Planner.of(self._options)
+        planner = Planner(self._options, open_catalogue(self._options.location, self._options.topics))
         # Without any task, Spark would make one of its own, that says nothing.
         tasks = planner.scan(self._bounds) or [()]
         return [Task(ranges, planner.logs.source()) for ranges in tasks]
@@ -153,7 +153,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> Planner:
-        return Planner.of(self._options)
+        return Planner(self._options, open_catalogue(self._options.location, self._options.topics))
 
     @cached_property
     def _positions(self) -> StreamPositions | None:

@@ -10,7 +10,7 @@ from sulina.core.log.position import At, Position
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.filters import Bounds
-from sulina.spark.log_catalogue import LogCatalogue, checked_offset, open_catalogue
+from sulina.spark.log_catalogue import LogCatalogue, checked_offset
 from sulina.spark.options import ReadOptions
 from sulina.spark.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
@@ -29,16 +29,6 @@ class Planner:
     options: ReadOptions
     logs: LogCatalogue
     _reached: set[Version] = field(default_factory=set)  # versions that some partition is known to have come to
-
-    @classmethod
-    def of(cls, options: ReadOptions) -> "Planner":
-        """Make a planner with the catalogue that the options name.
-
-        Raises:
-            InvalidSettings: the location cannot be one.
-            Disconnected: no broker answers.
-        """
-        return cls(options, open_catalogue(options.location, options.topics))
 
     # A scan
 

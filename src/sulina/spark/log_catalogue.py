@@ -25,7 +25,7 @@ from sulina.spark.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.commit_log import CommitLog
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
-from sulina.wire.messages import PartitionInfo, TopicInfo
+from sulina.wire.messages import TopicInfo
 
 SMALL_BYTES = 8 << 20  # up to this size an owner is asked for what is archived too, which is quicker
 FROM_BROKERS = "none"
@@ -172,11 +172,11 @@ class BrokerCatalogue:
         ]
 
     def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
-        info = self._partition(partition)
+        info = self._client.admin.partition(partition.topic, partition.partition)
         return Offset(info.start_offset), Offset(info.end_offset)
 
     def span(self, partition: PartitionName) -> Span:
-        info = self._partition(partition)
+        info = self._client.admin.partition(partition.topic, partition.partition)
         start, end, epoch = Offset(info.start_offset), Offset(info.end_offset), _known(info.epoch)
         local = [
             Piece(Offset(max(start, one.start_offset)), Offset(min(end, one.end_offset)), one.size_bytes)
@@ -199,7 +199,7 @@ class BrokerCatalogue:
         return Span(partition, start, end, (*older, *cut(local, archived, end)), epoch)
 
     def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
-        info = self._partition(partition)
+        info = self._client.admin.partition(partition.topic, partition.partition)
         return Offset(info.end_offset), Epoch(info.epoch)
 
     def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
@@ -219,12 +219,13 @@ class BrokerCatalogue:
         """
         found = self._client.admin.commits(partition.topic, partition.partition, start=version, end=version + 1)
         if not found:
-            current = min(self._partition(partition).version, version - 1)  # it may have come since
+            current = self._client.admin.partition(partition.topic, partition.partition).version
+            current = min(current, version - 1)  # it may have come since
             raise VersionNotRetained(version=version, oldest=0, current=current)
         return found[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
-        start, newest = 0, self._partition(partition).version
+        start, newest = 0, self._client.admin.partition(partition.topic, partition.partition).version
         last = COMMITS_AT_ONCE
         while start <= newest:
             end = min(newest + 1, last)
@@ -249,9 +250,6 @@ class BrokerCatalogue:
             objects_endpoint=self._endpoint,
             topic_ids={name: info.topic_id for name, info in self._known.items()},
         )
-
-    def _partition(self, partition: PartitionName) -> PartitionInfo:
-        return self._client.admin.partition(partition.topic, partition.partition)
 
     def _archive(self, partition: PartitionName) -> ArchiveView:
         archive = self._archives.get(partition)

@@ -24,7 +24,7 @@ from sulina.client import Record, SyncClient
 from sulina.core.log.commit import Commit
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import log_catalogue
-from sulina.spark.arrow_batches import read_range, read_ranges
+from sulina.spark.arrow_batches import read_range
 from sulina.spark.byte_source import RangeReader
 from sulina.spark.commit_feed import kept_commits
 from sulina.spark.data_source import SulinaReader, SulinaStreamReader, Task
@@ -82,7 +82,11 @@ def ranges(tasks: Iterable[Task]) -> list[Range]:
 
 def offsets(tasks: Iterable[Task]) -> list[int]:
     """What executors do read."""
-    found = [read_ranges(task.source, task.ranges, ["offset"], fail_on_data_loss=True) for task in tasks]
+    found = [
+        read_range(task.source.open(one), one, ["offset"], fail_on_data_loss=True)
+        for task in tasks
+        for one in task.ranges
+    ]
     return [offset for rows in found for batch in rows for offset in batch.column("offset").to_pylist()]
 
 

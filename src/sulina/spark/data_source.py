@@ -51,19 +51,16 @@ class Task(InputPartition):
 
 
 def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -> Iterator[pa.RecordBatch]:
-    from sulina.spark.arrow_batches import read_ranges, with_data  # for executors: its kernels take a second to import
+    from sulina.spark.arrow_batches import read_range, with_data  # for executors: its kernels take a second to import
 
     assert isinstance(task, Task)
     lacks_value = decoder is not None and "value" not in options.columns
     columns = (*options.columns, "value") if lacks_value else options.columns
-    for rows in read_ranges(
-        task.source,
-        task.ranges,
-        columns,
-        fail_on_data_loss=options.fail_on_data_loss,
-        check_crc=options.check_crc,
-    ):
-        yield rows if decoder is None else with_data(rows, decoder, options.columns)
+    loss, crc = options.fail_on_data_loss, options.check_crc
+    for one in task.ranges:
+        reader = task.source.open(one, is_fresh=crc)
+        for rows in read_range(reader, one, columns, fail_on_data_loss=loss, check_crc=crc):
+            yield rows if decoder is None else with_data(rows, decoder, options.columns)
 
 
 def _decoder(options: ReadOptions) -> Decoder | None:

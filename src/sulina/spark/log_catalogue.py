@@ -177,7 +177,8 @@ class BrokerCatalogue:
 
     def span(self, partition: PartitionName) -> Span:
         info = self._client.admin.partition(partition.topic, partition.partition)
-        start, end, epoch = Offset(info.start_offset), Offset(info.end_offset), _known(info.epoch)
+        start, end = Offset(info.start_offset), Offset(info.end_offset)
+        epoch = Epoch(info.epoch) if info.epoch >= 0 else None
         local = [
             Piece(Offset(max(start, one.start_offset)), Offset(min(end, one.end_offset)), one.size_bytes)
             for one in info.segments
@@ -259,11 +260,6 @@ class BrokerCatalogue:
         else:
             archive.refresh()
         return archive.view
-
-
-def _known(epoch: int) -> Epoch | None:
-    """Return the epoch of a log; None: no owner has claimed it yet."""
-    return Epoch(epoch) if epoch >= 0 else None
 
 
 def _size(pieces: Sequence[Piece], until: int) -> int:
@@ -362,7 +358,8 @@ class FileCatalogue:
     def span(self, partition: PartitionName) -> Span:
         start, end, stored = self._state(partition)
         pieces = [_piece(one, start, end) for one in stored if one.size and one.next_offset > start]
-        return Span(partition, start, end, tuple(pieces), _known(self._epochs(partition).epoch))
+        epoch = self._epochs(partition).epoch
+        return Span(partition, start, end, tuple(pieces), epoch if epoch >= 0 else None)
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         start, end, stored = self._state(partition)

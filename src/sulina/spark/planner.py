@@ -229,12 +229,8 @@ def from_json(offsets: JsonOffsets) -> tuple[Offsets, Epochs]:
     for topic, partitions in offsets.items():
         for number, at in partitions.items():
             partition = PartitionName(TopicName.parse(topic), int(number))
-            found[partition] = Offset(offset_of(at))
-            if isinstance(at, str):
-                epochs[partition] = Epoch(int(at.partition("@")[2]))
+            offset, _, epoch = str(at).partition("@")
+            found[partition] = Offset(int(offset))
+            if epoch:
+                epochs[partition] = Epoch(int(epoch))
     return found, epochs
-
-
-def offset_of(at: int | str) -> int:
-    """Return the offset of an entry."""
-    return at if isinstance(at, int) else int(at.partition("@")[0])

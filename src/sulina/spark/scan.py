@@ -41,7 +41,7 @@ class Span:
     start: Offset
     end: Offset
     pieces: tuple[Piece, ...] = ()
-    epoch: Epoch | None = None  # of the log at that moment; None: not known
+    epoch: Epoch | None = None  # of the log at that moment; None: no owner has claimed it yet
 
 
 @dataclass(frozen=True, slots=True)

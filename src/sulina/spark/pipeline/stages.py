@@ -67,13 +67,17 @@ class Stages:
 
     def start(self, one: Bronze | Silver | Gold, *, is_once: bool) -> StreamingQuery:
         """Begin, or go on where it was."""
-        if isinstance(one, Bronze):
-            records = self.spark.readStream.format("sulina").options(**bronze_options(self.pipeline, one)).load()
-            writer = self._to(records, one.table, one.partition_by)
-        elif isinstance(one, Silver):
+        if isinstance(one, Silver):
             writer = self._silver(one)
         else:
-            writer = self._growing(one)
+            if isinstance(one, Bronze):
+                rows = self.spark.readStream.format("sulina").options(**bronze_options(self.pipeline, one)).load()
+            else:
+                rows = self._growing(one)
+            options = {"path": self.pipeline.table_uri(one.table), "mergeSchema": "true"}
+            if one.partition_by:
+                options["partitionColumns"] = ",".join(one.partition_by)
+            writer = rows.writeStream.format(DELTA).options(**options).outputMode("append")
         name, checkpoint = f"{self.pipeline.name}.{one.table}", self.checkpoint(one.table)
         if not checkpoint.has_begun():
             self._check_empty(one, checkpoint)
@@ -100,12 +104,6 @@ class Stages:
                     f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
                     f"pipeline with another name: bring it back, or remove the table as well"
                 )
-
-    def _to(self, rows: DataFrame, table: str, partition_by: list[str]) -> DataStreamWriter:
-        options = {"path": self.pipeline.table_uri(table), "mergeSchema": "true"}
-        if partition_by:
-            options["partitionColumns"] = ",".join(partition_by)
-        return rows.writeStream.format(DELTA).options(**options).outputMode("append")
 
     def _new_rows(self, table: str, *, of: str) -> DataFrame:
         options = {"path": self.pipeline.table_uri(table), "reader": f"{self.pipeline.name}.{of}"}
@@ -150,12 +148,13 @@ class Stages:
 
     # Gold
 
-    def _growing(self, gold: Gold) -> DataStreamWriter:
+    def _growing(self, gold: Gold) -> DataFrame:
+        """Return the new rows of a gold table that grows."""
         assert gold.source is not None
         assert gold.watermark is not None
         rows = self._new_rows(gold.source, of=gold.table).withWatermark(gold.watermark.column, gold.watermark.delay)
         rows.createOrReplaceTempView(gold.source)
-        return self._to(self.spark.sql(gold.sql), gold.table, gold.partition_by)
+        return self.spark.sql(gold.sql)
 
     def sources(self, gold: Gold) -> list[str]:
         """Return the tables of this pipeline that the SQL of a gold table names."""

@@ -90,8 +90,7 @@ def _feed(pipe: BinaryIO, data: bytes) -> None:
 
 def told(capfd: pytest.CaptureFixture[str], *words: str) -> Ended:
     """Run a command to its end in this process: much quicker, where nothing depends on a process of its own."""
-    terminal.out.cache_clear()
-    terminal.err.cache_clear()
+    terminal.console.cache_clear()
     code = run(words)
     return Ended(code, *capfd.readouterr())
 

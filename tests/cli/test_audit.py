@@ -69,7 +69,7 @@ def test_a_topic_that_holds_is_told_in_one_sentence() -> None:
 
 
 def test_findings_come_after_the_partitions_and_before_the_verdict(capfd: pytest.CaptureFixture[str]) -> None:
-    terminal.out.cache_clear()
+    terminal.console.cache_clear()
     damaged = PartitionAudit(partition=1, start=5, end=1200, records=1000, unread=[(1005, 1200)], versions=3)
     findings = tuple(Finding(kind=Kind.DAMAGED, what=f"file {number} is damaged", partition=1) for number in range(60))
     audit.show(report(HELD, damaged, findings=findings))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sulina.spark.arrow_batches import read_ranges
+from sulina.spark.arrow_batches import read_range
 from sulina.spark.data_source import SulinaStreamReader, Task
 from sulina.spark.errors import StreamDiverged
 from sulina.spark.options import ReadOptions
@@ -47,8 +47,9 @@ class Stream:
         found: list[str] = []
         for task in self._reader().partitions(start, end):
             assert isinstance(task, Task)
-            for rows in read_ranges(task.source, task.ranges, ["value"], fail_on_data_loss=True):
-                found += [value.decode() for value in rows.column("value").to_pylist()]
+            for one in task.ranges:
+                for rows in read_range(task.source.open(one), one, ["value"], fail_on_data_loss=True):
+                    found += [value.decode() for value in rows.column("value").to_pylist()]
         return found
 
 

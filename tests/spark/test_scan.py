@@ -24,7 +24,7 @@ from sulina.client import Record, SyncClient
 from sulina.core.log.commit import Commit
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark import log_catalogue
-from sulina.spark.arrow_batches import read_range, read_ranges
+from sulina.spark.arrow_batches import read_range
 from sulina.spark.byte_source import RangeReader
 from sulina.spark.commit_feed import kept_commits
 from sulina.spark.data_source import SulinaReader, SulinaStreamReader, Task
@@ -82,7 +82,11 @@ def ranges(tasks: Iterable[Task]) -> list[Range]:
 
 def offsets(tasks: Iterable[Task]) -> list[int]:
     """What executors do read."""
-    found = [read_ranges(task.source, task.ranges, ["offset"], fail_on_data_loss=True) for task in tasks]
+    found = [
+        read_range(task.source.open(one), one, ["offset"], fail_on_data_loss=True)
+        for task in tasks
+        for one in task.ranges
+    ]
     return [offset for rows in found for batch in rows for offset in batch.column("offset").to_pylist()]
 
 
@@ -384,6 +388,7 @@ def test_s1_a_column_that_is_not_asked_for_is_not_decoded(node: Serving, orders:
 
 
 def test_s1_a_planner_reads_nothing_where_no_filter_leaves_anything(node: Serving, orders: str) -> None:
-    planner = Planner.of(ReadOptions.of(options(node, orders), is_stream=False))
+    read = ReadOptions.of(options(node, orders), is_stream=False)
+    planner = Planner(read, log_catalogue.open_catalogue(read.location, read.topics))
     assert planner.between({}, {}) == []
     assert ranges(planned(node, orders, [EqualTo(("partition",), 5)])) == []

@@ -19,8 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812
 import sulina
 from sulina.client import SyncClient
 from sulina.errors import VersionNotRetained
-from sulina.spark.arrow_batches import read_ranges
+from sulina.spark.arrow_batches import read_range
 from sulina.spark.filters import Bounds
+from sulina.spark.log_catalogue import open_catalogue
 from sulina.spark.options import ReadOptions
 from sulina.spark.planner import Planner
 from tests.support.serving import Serving, serving
@@ -93,13 +94,15 @@ def oldest_version(client: SyncClient) -> int:
 def scan(url: str, **more: str) -> tuple[list[int], list[int | None]]:
     """Offsets and versions of a scan, planned and read as Spark does it."""
     options = ReadOptions.of({"url": url, "topic": TOPIC, "minPartitions": "2", **more}, is_stream=False)
-    planner = Planner.of(options)
+    planner = Planner(options, open_catalogue(options.location, options.topics))
     offsets: list[int] = []
     versions: list[int | None] = []
     for task in planner.scan(Bounds()):
-        for rows in read_ranges(planner.logs.source(), task, options.columns, fail_on_data_loss=True):
-            offsets += rows.column("offset").to_pylist()
-            versions += rows.column("version").to_pylist()
+        for one in task:
+            reader = planner.logs.source().open(one)
+            for rows in read_range(reader, one, options.columns, fail_on_data_loss=True):
+                offsets += rows.column("offset").to_pylist()
+                versions += rows.column("version").to_pylist()
     return offsets, versions
 
 

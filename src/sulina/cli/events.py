@@ -71,7 +71,7 @@ def _show(event: "PubSubEvent", *, as_json: bool) -> None:
     if as_json:
         terminal.print_json(event)
     else:
-        terminal.out().print(line(event), soft_wrap=True)
+        terminal.console().print(line(event), soft_wrap=True)
 
 
 def line(event: "PubSubEvent") -> "Text":

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -87,10 +86,19 @@ def run(
     from sulina.spark.pipeline.runner import Runner
 
     report = Reporter(stages.pipeline)
-    with _stopping(_stop_file(stages.pipeline)) as is_wanted, _showing(stages.pipeline, as_json=json) as show:
+    latest: list[TableProgress] = []
+
+    def show() -> "RenderableType":
+        return terminal.make_table(COLUMNS, [row(one) for one in latest], right=RIGHT)
+
+    with _stopping(_stop_file(stages.pipeline)) as is_wanted, terminal.live(show, is_silent=json) as draw:
 
         def tell(progress: "list[TableProgress]") -> None:
-            show(progress)
+            latest[:] = progress
+            if json:
+                terminal.print_json({"pipeline": stages.pipeline.name, "tables": progress})
+            else:
+                draw()
             report(progress)
 
         runner = Runner(stages, tell=tell, is_wanted=is_wanted)
@@ -305,22 +313,3 @@ def _stopping(path: Path) -> Iterator[Callable[[], bool]]:
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
-
-
-@contextlib.contextmanager
-def _showing(pipeline: "Pipeline", *, as_json: bool) -> "Iterator[Callable[[list[TableProgress]], None]]":
-    latest: list[TableProgress] = []
-
-    def show() -> "RenderableType":
-        return terminal.make_table(COLUMNS, [row(one) for one in latest], right=RIGHT)
-
-    with terminal.live(show, is_silent=as_json or not sys.stderr.isatty()) as draw:
-
-        def tell(progress: "list[TableProgress]") -> None:
-            latest[:] = progress
-            if as_json:
-                terminal.print_json({"pipeline": pipeline.name, "tables": progress})
-            else:
-                draw()
-
-        yield tell

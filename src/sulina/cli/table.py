@@ -185,12 +185,14 @@ def _files(count: int, size_bytes: int) -> str:
 @contextlib.contextmanager
 def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar if standard error is a terminal."""
-    if not is_shown or not terminal.err().is_terminal:
+    if not is_shown or not terminal.console(stderr=True).is_terminal:
         yield lambda _done, _total: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=terminal.err(), transient=True) as bar:
+    with Progress(
+        BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=terminal.console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -12,7 +12,7 @@ from sulina.core.records.batch import BatchHeader, split
 from sulina.core.records.columns import decode_columns, origins
 from sulina.core.records.record_columns import SCHEMA
 from sulina.errors import CorruptBatch, CorruptSegment, OffsetOutOfRange
-from sulina.spark.byte_source import ByteSource, RangeReader
+from sulina.spark.byte_source import RangeReader
 from sulina.spark.commit_feed import pages_back
 from sulina.spark.decoding import Decoder, Mode
 from sulina.spark.errors import IncompleteScan, StreamDiverged
@@ -21,24 +21,10 @@ from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
 from sulina.types import Offset, PartitionName, Version
 
 
-def read_ranges(
-    source: ByteSource,
-    wanted: Sequence[Range],
-    columns: Sequence[str],
-    *,
-    fail_on_data_loss: bool,
-    check_crc: bool = False,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges, in their order. With `check_crc` every batch is checked again."""
-    for one in wanted:
-        reader = source.open(one, is_fresh=check_crc)
-        yield from read_range(reader, one, columns, fail_on_data_loss=fail_on_data_loss, check_crc=check_crc)
-
-
 def read_range(
     reader: RangeReader, wanted: Range, columns: Sequence[str], *, fail_on_data_loss: bool, check_crc: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one range.
+    """Yield the records of one range. With `check_crc` every batch is checked again.
 
     Raises:
         OffsetOutOfRange: some are gone, and `fail_on_data_loss` is set.

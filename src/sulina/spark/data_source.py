@@ -51,19 +51,16 @@ class Task(InputPartition):
 
 
 def _read(task: InputPartition, options: ReadOptions, decoder: Decoder | None) -> Iterator[pa.RecordBatch]:
-    from sulina.spark.arrow_batches import read_ranges, with_data  # for executors: its kernels take a second to import
+    from sulina.spark.arrow_batches import read_range, with_data  # for executors: its kernels take a second to import
 
     assert isinstance(task, Task)
     lacks_value = decoder is not None and "value" not in options.columns
     columns = (*options.columns, "value") if lacks_value else options.columns
-    for rows in read_ranges(
-        task.source,
-        task.ranges,
-        columns,
-        fail_on_data_loss=options.fail_on_data_loss,
-        check_crc=options.check_crc,
-    ):
-        yield rows if decoder is None else with_data(rows, decoder, options.columns)
+    loss, crc = options.fail_on_data_loss, options.check_crc
+    for one in task.ranges:
+        reader = task.source.open(one, is_fresh=crc)
+        for rows in read_range(reader, one, columns, fail_on_data_loss=loss, check_crc=crc):
+            yield rows if decoder is None else with_data(rows, decoder, options.columns)
 
 
 def _decoder(options: ReadOptions) -> Decoder | None:
@@ -125,7 +122,7 @@ class SulinaReader(DataSourceReader):
         self.pushFilters = PushFilters(self._bounds.take)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = Planner.of(self._options)
+        planner = Planner(self._options, open_catalogue(self._options.location, self._options.topics))
         # Without any task, Spark would make one of its own, that says nothing.
         tasks = planner.scan(self._bounds) or [()]
         return [Task(ranges, planner.logs.source()) for ranges in tasks]
@@ -153,7 +150,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> Planner:
-        return Planner.of(self._options)
+        return Planner(self._options, open_catalogue(self._options.location, self._options.topics))
 
     @cached_property
     def _positions(self) -> StreamPositions | None:

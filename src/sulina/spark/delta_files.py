@@ -98,33 +98,30 @@ class FileWriter:
             TableSchemaConflict: a value does not fit its column.
             ArchiveFailed: a file could not be written.
         """
-        rows = self._aligned(batch)
-        if not self._plan.partition_columns:
-            self._add((), rows)
-            return
-        for values, some in split(rows, self._plan.partition_columns):
-            self._check_values(values)
-            self._add(values, some.select(self._plan.file_schema.names))
+        plan, rows = self._plan, self._aligned(batch)
+        parts = split(rows, plan.partition_columns) if plan.partition_columns else [((), rows)]
+        for values, some in parts:
+            for name, value in zip(plan.partition_columns, values, strict=True):
+                if value is None and not plan.schema.field(name).nullable:
+                    self._refuse(name, "an empty string is null to Delta Lake, and the table says NOT NULL")
+            if not some.num_rows:
+                continue
+            if values not in self._open and len(self._open) >= plan.open_files_max:
+                self._finish_largest()
+            file = self._open.get(values)
+            if file is None:
+                file = self._open[values] = _OpenFile(plan, self._leaves)
+            file.add(some.select(plan.file_schema.names) if plan.partition_columns else some)
+            if file.encoded_bytes >= plan.target_bytes:
+                self._finish(values)
+            elif sum(each.size_bytes for each in self._open.values()) > plan.open_bytes_max:
+                self._finish_largest()
 
     def finish(self) -> list[NewFile]:
         """Write the rows that wait, and return all files of this task."""
         for values in list(self._open):
             self._finish(values)
         return self.done
-
-    def _add(self, values: Values, rows: pa.RecordBatch) -> None:
-        if not rows.num_rows:
-            return
-        if values not in self._open and len(self._open) >= self._plan.open_files_max:
-            self._finish_largest()
-        file = self._open.get(values)
-        if file is None:
-            file = self._open[values] = _OpenFile(self._plan, self._leaves)
-        file.add(rows)
-        if file.encoded_bytes >= self._plan.target_bytes:
-            self._finish(values)
-        elif sum(each.size_bytes for each in self._open.values()) > self._plan.open_bytes_max:
-            self._finish_largest()
 
     def _finish_largest(self) -> None:
         self._finish(max(self._open, key=lambda values: self._open[values].size_bytes))
@@ -149,11 +146,6 @@ class FileWriter:
             except pa.ArrowException as error:
                 self._refuse(field.name, f"{column.type} cannot be stored as {field.type}: {error}")
         return pa.RecordBatch.from_arrays(columns, schema=self._plan.schema)
-
-    def _check_values(self, values: Values) -> None:
-        for name, value in zip(self._plan.partition_columns, values, strict=True):
-            if value is None and not self._plan.schema.field(name).nullable:
-                self._refuse(name, "an empty string is null to Delta Lake, and the table says NOT NULL")
 
     def _refuse(self, column: str, reason: str) -> None:
         raise TableSchemaConflict(table=self._plan.location.path_or_uri, columns=f"column {column}", reason=reason)

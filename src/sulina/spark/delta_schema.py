@@ -128,7 +128,7 @@ class Fitted:
 
 
 def fit(table: str, current: StructType, rows: StructType, *, merge: bool) -> Fitted:
-    """Decide how rows are appended to a table.
+    """Decide how rows, with the columns of `table_schema`, are appended to a table.
 
     Raises:
         TableSchemaConflict: they cannot be; it names the columns.
@@ -141,7 +141,8 @@ def fit(table: str, current: StructType, rows: StructType, *, merge: bool) -> Fi
             added.append(StructField(field.name, field.dataType, True, field.metadata))
             renamed.append(added[-1])
             continue
-        if _loose(there.dataType) != _loose(field.dataType):
+        # Without what is nullable inside; that of the rows is gone already.
+        if _plain(there.dataType, there.name).simpleString().lower() != field.dataType.simpleString().lower():
             ours, theirs = field.dataType.simpleString(), there.dataType.simpleString()
             reason = f"it is {theirs} there and {ours} in the rows; cast it, or overwrite with overwriteSchema=true"
             raise TableSchemaConflict(table=table, columns=f"column {there.name}", reason=reason)
@@ -157,11 +158,6 @@ def fit(table: str, current: StructType, rows: StructType, *, merge: bool) -> Fi
             table=table, columns=f"columns {', '.join(missing)}", reason="they are NOT NULL, and the rows have none"
         )
     return Fitted(StructType([*current.fields, *added]), StructType(renamed), tuple(added))
-
-
-def _loose(kind: DataType) -> str:
-    """Return a type's name without what is nullable inside."""
-    return _plain(kind, "").simpleString().lower()
 
 
 def _is_strict_inside(kind: DataType) -> bool:

@@ -94,9 +94,10 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
         since = newest if since is None else since
         if failure is not None and (ours := version_with(to.location, files, since, newest)) is not None:
             return Committed(ours, True)  # an attempt that seemed to fail did not
-        if table is not None and app is not None and _has_transaction(table, app, version):
+        recorded = table.transaction_version(app) if table is not None and app is not None else None
+        if recorded is not None and recorded >= version:
             reach(Failpoint.COMMIT_FOUND, to.location.path_or_uri)
-            return _found_there(to.location, files, since, table)
+            return _found_there(to.location, files, since, newest)
         if table is not None and not files and not to.overwrite and to.user_metadata is None:
             return Committed(newest, False)
         try:
@@ -115,18 +116,13 @@ def commit(to: WriteTo, files: Sequence[NewFile], *, app: str | None = None, ver
     raise TableFailed(table=to.location.path_or_uri, cause=failure)
 
 
-def _has_transaction(table: DeltaTable, app: str, version: int) -> bool:
-    recorded = table.transaction_version(app)
-    return recorded is not None and recorded >= version
-
-
-def _found_there(location: TableLocation, files: Sequence[NewFile], since: int, table: DeltaTable) -> Committed:
+def _found_there(location: TableLocation, files: Sequence[NewFile], since: int, newest: int) -> Committed:
     """Settle with a commit of the same (app, version): ours that seemed to fail, or another process'."""
-    ours = version_with(location, files, since, table.version())
+    ours = version_with(location, files, since, newest)
     if ours is not None:
         return Committed(ours, True)
     discard(location, files)
-    return Committed(table.version(), False)
+    return Committed(newest, False)
 
 
 def version_with(location: TableLocation, files: Sequence[NewFile], since: int, newest: int) -> int | None:

@@ -84,25 +84,6 @@ class LogLocation:
     objects: str | None  # instead of the archive that the broker names; "none": read everything from brokers
     objects_endpoint: str | None
 
-    @classmethod
-    def of(cls, options: Options) -> "LogLocation":
-        """Read the location.
-
-        Raises:
-            InvalidSettings: neither url nor path is given, or both.
-        """
-        url, path = options.text("url"), options.text("path")
-        if (url is None) == (path is None):
-            raise InvalidSettings(
-                "set either option url (of a broker) or option path (of an archive or a data directory), not both"
-            )
-        return cls(
-            url=url,
-            path=path,
-            objects=options.text("objects"),
-            objects_endpoint=options.text("objectsEndpoint"),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
@@ -143,11 +124,20 @@ class ReadOptions:
             raise InvalidSettings(
                 f"option columns: {min(unknown, default='')!r} is unknown; the columns are {', '.join(RAW_COLUMNS)}"
             )
-        location, reader = LogLocation.of(options), options.text("reader")
-        if reader is not None and location.url is None:
+        url, path, reader = options.text("url"), options.text("path"), options.text("reader")
+        if (url is None) == (path is None):
+            raise InvalidSettings(
+                "set either option url (of a broker) or option path (of an archive or a data directory), not both"
+            )
+        if reader is not None and url is None:
             raise InvalidSettings("option reader needs url: positions are registered at a broker")
         return cls(
-            location=location,
+            location=LogLocation(
+                url=url,
+                path=path,
+                objects=options.text("objects"),
+                objects_endpoint=options.text("objectsEndpoint"),
+            ),
             topics=TopicChoice.parse(topic),
             start=Positions.parse(options.text("start"), LATEST if is_stream else EARLIEST),
             end=Positions.parse(options.text("end"), LATEST),

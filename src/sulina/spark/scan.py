@@ -7,6 +7,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from sulina.types import Epoch, Offset, PartitionName, TopicName
 SPLIT_BYTES = 32 << 20
 TASK_ROWS = 1 << 18  # rows of one task, in a batch of a stream
 _EARLIEST, _LATEST = -2, -1  # in JSON, as Kafka's users write them
+_WILDCARD = re.compile(r"[*?[]")  # makes a name of a topic a pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Span:
     start: Offset
     end: Offset
     pieces: tuple[Piece, ...] = ()
-    epoch: Epoch | None = None  # of the log at that moment; None: not known
+    epoch: Epoch | None = None  # of the log at that moment; None: no owner has claimed it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class TopicChoice:
                 "option topic is empty: name a topic such as /default/orders, several with commas, or /shop/*"
             )
         for pattern in patterns:
-            if not _is_pattern(pattern):
+            if not _WILDCARD.search(pattern):
                 TopicName.parse(pattern)
             elif pattern.count("/") != 2 or not pattern.startswith("/"):
                 raise InvalidSettings(f"topic pattern {pattern!r} must have the form /namespace/topic, such as /shop/*")
@@ -136,17 +138,13 @@ class TopicChoice:
     @property
     def names(self) -> tuple[TopicName, ...] | None:
         """Return the topics, if all are named; None: those that exist have to be listed."""
-        if any(map(_is_pattern, self.patterns)):
+        if any(map(_WILDCARD.search, self.patterns)):
             return None
         return tuple(map(TopicName.parse, self.patterns))
 
     def has(self, topic: TopicName) -> bool:
         """Tell whether a topic is one of them."""
         return any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
-
-
-def _is_pattern(text: str) -> bool:
-    return any(mark in text for mark in "*?[")
 
 
 # What is read

@@ -38,14 +38,13 @@ class TableLocation:
         parts = urlsplit(path)
         if parts.scheme in _SCHEMES and parts.netloc:
             uri = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path.rstrip('/')}"
-        elif parts.scheme == _FILE:
-            uri = _file_uri(unquote(parts.path))
-        elif "://" in path:
+        elif "://" in path and parts.scheme != _FILE:
             raise InvalidSettings(
                 f"{path} is not the location of a table: use s3://BUCKET/PREFIX, gs://, az:// or a path"
             )
         else:
-            uri = _file_uri(path)
+            directory = unquote(parts.path) if parts.scheme == _FILE else path
+            uri = f"{_FILE}://{quote(os.path.abspath(directory))}"
         if "%" in (unquote(uri) if uri.startswith(_FILE) else uri):
             raise InvalidSettings(f"{path} has a percent sign, which the Delta library does not find again: rename it")
         location = cls(uri, endpoint)
@@ -85,7 +84,3 @@ class TableLocation:
         if self.endpoint is not None and self.endpoint.startswith("http:"):
             options["allow_http"] = "true"
         return options
-
-
-def _file_uri(path: str) -> str:
-    return f"{_FILE}://{quote(os.path.abspath(path))}"

@@ -135,7 +135,7 @@ class ClusterRun:
             return
         from rich.live import Live
 
-        with Live(console=terminal.out(), auto_refresh=False) as live:
+        with Live(console=terminal.console(), auto_refresh=False) as live:
             yield lambda: live.update(self._screen(), refresh=True)
 
     def _screen(self) -> "RenderableType":

@@ -256,7 +256,7 @@ class Show:
         else:
             from rich.live import Live
 
-            with Live(console=terminal.out(), auto_refresh=False) as live:
+            with Live(console=terminal.console(), auto_refresh=False) as live:
                 yield lambda: live.update(self._screen(), refresh=True)
 
     def _screen(self) -> "RenderableType":
@@ -281,9 +281,9 @@ class Show:
         if self.is_silent:
             terminal.print_json(view.summary(self._node, self._tally, self._answer, faults))
         else:
-            terminal.out().print(view.verdict(self._node, self._tally, self._answer, faults))
+            terminal.console().print(view.verdict(self._node, self._tally, self._answer, faults))
             if self._serves_on and not self._interrupted.is_set():
                 pipeline = self._pipeline.file if self._pipeline is not None else None
-                terminal.out().print(view.next_steps(self._node.url, terminal.program(), pipeline))
+                terminal.console().print(view.next_steps(self._node.url, terminal.program(), pipeline))
         if self.svg:
             view.save_svg(self.svg, self._screen(), view.verdict(self._node, self._tally, self._answer, faults))

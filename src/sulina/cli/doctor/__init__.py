@@ -146,9 +146,9 @@ def _show(finding: CheckResult) -> None:
     colour = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "red"}[finding.grade]
     line = Text.assemble((f"{finding.grade.upper():<5}", f"bold {colour}"), (f"{finding.check:<13}", "bold"))
     line.append(finding.found)
-    terminal.out().print(line, soft_wrap=True)
+    terminal.console().print(line, soft_wrap=True)
     if finding.advice:
-        terminal.out().print(Text(f"{'':18}{finding.advice}", style="dim"), soft_wrap=True)
+        terminal.console().print(Text(f"{'':18}{finding.advice}", style="dim"), soft_wrap=True)
 
 
 def check_python(_settings: Settings) -> CheckResult:

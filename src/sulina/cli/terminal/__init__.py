@@ -22,24 +22,15 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it
 
 
 @cache
-def out() -> "Console":
-    """Return the console for results."""
-    return _console(sys.stdout.isatty(), stderr=False)
-
-
-@cache
-def err() -> "Console":
-    """Return the console for everything but results: progress, hints, errors."""
-    return _console(sys.stderr.isatty(), stderr=True)
-
-
-def _console(is_terminal: bool, *, stderr: bool) -> "Console":
+def console(*, stderr: bool = False) -> "Console":
+    """Return the console for results or, on standard error, for everything else: progress, hints, errors."""
     from rich.console import Console
 
     class Quiet(Console):
         def on_broken_pipe(self) -> NoReturn:
             raise BrokenPipeError
 
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Quiet(stderr=stderr, highlight=False, width=None if is_terminal else WIDE)
 
 
@@ -92,9 +83,8 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 def print_block(block: "RenderableType") -> None:
     """Print a block without trailing blanks, so that other programs can cut and compare its lines."""
-    console = out()
-    with console.capture() as captured:
-        console.print(block)
+    with console().capture() as captured:
+        console().print(block)
     sys.stdout.buffer.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()).encode())
     sys.stdout.flush()
 
@@ -103,14 +93,14 @@ def say(text: str) -> None:
     """Print a remark on standard error."""
     from rich.text import Text
 
-    err().print(Text(text, style="dim"), soft_wrap=True)
+    console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
 
 
 def done(text: str) -> None:
     """Print what has been done, on standard output."""
     from rich.text import Text
 
-    out().print(Text(text), soft_wrap=True)
+    console().print(Text(text), soft_wrap=True)
 
 
 def complain(
@@ -126,7 +116,7 @@ def complain(
     line = Text.assemble((f"error: {message}", "red"))
     if hint:
         line.append(f"; {hint}", "default")
-    err().print(line, soft_wrap=True)
+    console(stderr=True).print(line, soft_wrap=True)
 
 
 def can_ask() -> bool:
@@ -138,7 +128,7 @@ def is_confirmed(question: str) -> bool:
     """Ask, and return whether the answer is yes. Where nobody can answer, the command counts as confirmed."""
     if not can_ask():
         return True
-    err().print(f"{question} [y/N] ", end="", markup=False)
+    console(stderr=True).print(f"{question} [y/N] ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -161,7 +151,7 @@ def live(show: "Callable[[], RenderableType]", *, is_silent: bool) -> Iterator[C
         return
     from rich.live import Live
 
-    with Live(console=err(), auto_refresh=False, transient=True) as screen:
+    with Live(console=console(stderr=True), auto_refresh=False, transient=True) as screen:
         yield lambda: screen.update(show(), refresh=True)
 
 

@@ -194,25 +194,15 @@ def load(path: str | Path) -> Pipeline:
 
 
 def parse(given: dict[str, Any]) -> Pipeline:
-    """Make a definition from what TOML or Python has.
+    """Make a definition from what TOML or Python has, and check everything that can be known without running it.
 
     Raises:
         InvalidSettings: something in it is wrong.
     """
     try:
-        made = convert_to(given, Pipeline)
+        pipeline = convert_to(given, Pipeline)
     except msgspec.ValidationError as error:
         raise InvalidSettings(str(error).replace("`$.", "`").replace("`$`", "the pipeline")) from None
-    check(made)
-    return made
-
-
-def check(pipeline: Pipeline) -> None:
-    """Check everything that can be known without running it.
-
-    Raises:
-        InvalidSettings: something in it is wrong.
-    """
     if (pipeline.url is None) == (pipeline.path is None):
         raise InvalidSettings("set either url (of a broker) or path (of an archive or a data directory), not both")
     _check_names(pipeline)
@@ -229,6 +219,7 @@ def check(pipeline: Pipeline) -> None:
     sources = bronze_names | {one.table for one in pipeline.silver}
     for gold in pipeline.gold:
         _check_gold(gold, sources)
+    return pipeline
 
 
 def _check_names(pipeline: Pipeline) -> None:

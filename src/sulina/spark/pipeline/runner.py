@@ -24,11 +24,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.spark.delta_log import find_table
 from sulina.spark.errors import PipelineFailed, said
-from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, parse
+from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, Table, parse
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
-from sulina.spark.planner import offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -66,6 +65,7 @@ class Runner:
     tell: Tell = lambda _progress: None
     is_wanted: Callable[[], bool] = lambda: True
     clock: Callable[[], float] = time.monotonic
+    _tables: dict[str, Table] = field(default_factory=dict)
     _progress: dict[str, TableProgress] = field(default_factory=dict)
     _queries: dict[str, StreamingQuery] = field(default_factory=dict)
     _starts: Counter[str] = field(default_factory=Counter)
@@ -74,6 +74,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         for one in self.pipeline.all_tables:
+            self._tables[one.table] = one
             self._progress[one.table] = TableProgress(table=one.table, stage=type(one).__name__.lower())
 
     @property
@@ -190,7 +191,7 @@ class Runner:
             is_late = error is not None and LATE.search(str(error)) and self._starts[table] < STARTS_MAX
             if is_late:
                 if is_once is not None:
-                    self._start([self.pipeline.find(table)], is_once=is_once)
+                    self._start([self._tables[table]], is_once=is_once)
                     is_again = True
             elif error is not None:
                 self._progress[table].state = "failed"
@@ -203,7 +204,7 @@ class Runner:
 
     def _take(self, table: str, report: Any) -> None:
         found = json.loads(report.json)
-        progress, batch = self._progress[table], int(found["batchId"])
+        one, progress, batch = self._tables[table], self._progress[table], int(found["batchId"])
         # Spark Connect gives these sums for each source alone.
         rows = sum(int(source.get("numInputRows") or 0) for source in found.get("sources") or ())
         if rows:
@@ -212,7 +213,6 @@ class Runner:
             self._seen[table] = batch
             self._starts[table] = 0  # it works: what was late is forgotten
             progress.batch, progress.state = batch, "running"
-            one = self.pipeline.find(table)
             if isinstance(one, Silver):
                 rows //= ways(one)
             else:
@@ -226,7 +226,7 @@ class Runner:
             progress.state = "idle"
         source = (found.get("sources") or [{}])[0]
         end, newest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-        if end is not None and isinstance(self.pipeline.find(table), Bronze):
+        if end is not None and isinstance(one, Bronze):
             progress.offsets = end
             if newest is not None:
                 progress.lag = sum(
@@ -276,8 +276,11 @@ def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> li
 
 
 def _offsets(value: Any) -> dict[str, dict[str, int]] | None:
+    """Return the offsets of topics, without the epochs that `planner.to_json` puts after them; None: not of topics."""
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         return None
-    return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in value.items()}
+    return {
+        topic: {number: int(str(at).partition("@")[0]) for number, at in one.items()} for topic, one in value.items()
+    }

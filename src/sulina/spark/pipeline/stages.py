@@ -67,15 +67,21 @@ class Stages:
 
     def start(self, one: Bronze | Silver | Gold, *, is_once: bool) -> StreamingQuery:
         """Begin, or go on where it was."""
-        if isinstance(one, Bronze):
-            writer = self._bronze(one)
-        elif isinstance(one, Silver):
+        if isinstance(one, Silver):
             writer = self._silver(one)
         else:
-            writer = self._growing(one)
-        self._check_begun(one)
+            if isinstance(one, Bronze):
+                rows = self.spark.readStream.format("sulina").options(**bronze_options(self.pipeline, one)).load()
+            else:
+                rows = self._growing(one)
+            options = {"path": self.pipeline.table_uri(one.table), "mergeSchema": "true"}
+            if one.partition_by:
+                options["partitionColumns"] = ",".join(one.partition_by)
+            writer = rows.writeStream.format(DELTA).options(**options).outputMode("append")
         name, checkpoint = f"{self.pipeline.name}.{one.table}", self.checkpoint(one.table)
-        checkpoint.remove_torn_start()
+        if not checkpoint.has_begun():
+            self._check_empty(one, checkpoint)
+            checkpoint.remove_torn_start()
         writer = writer.queryName(name).option("checkpointLocation", checkpoint.uri)
         if is_once:
             return writer.trigger(availableNow=True).start()
@@ -85,31 +91,19 @@ class Stages:
         """Return the checkpoint of the query that writes a table."""
         return QueryCheckpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
 
-    def _check_begun(self, one: Bronze | Silver | Gold) -> None:
-        """Check that a table's rows belong to the checkpoint of its query.
+    def _check_empty(self, one: Bronze | Silver | Gold, checkpoint: QueryCheckpoint) -> None:
+        """Check that the tables of a query without a batch have no rows.
 
         Raises:
             InvalidSettings: rows would be written twice, or new batches taken for old ones.
         """
-        checkpoint = self.checkpoint(one.table)
         tables = (one.table, one.quarantine_table) if isinstance(one, Silver) else (one.table,)
         for table in tables:
-            if self.rows_of(table) and not checkpoint.has_begun():
+            if self.rows_of(table):
                 raise InvalidSettings(
                     f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
                     f"pipeline with another name: bring it back, or remove the table as well"
                 )
-
-    def _bronze(self, bronze: Bronze) -> DataStreamWriter:
-        options = bronze_options(self.pipeline, bronze)
-        rows = self.spark.readStream.format("sulina").options(**options).load()
-        return self._to(rows, bronze.table, bronze.partition_by)
-
-    def _to(self, rows: DataFrame, table: str, partition_by: list[str]) -> DataStreamWriter:
-        options = {"path": self.pipeline.table_uri(table), "mergeSchema": "true"}
-        if partition_by:
-            options["partitionColumns"] = ",".join(partition_by)
-        return rows.writeStream.format(DELTA).options(**options).outputMode("append")
 
     def _new_rows(self, table: str, *, of: str) -> DataFrame:
         options = {"path": self.pipeline.table_uri(table), "reader": f"{self.pipeline.name}.{of}"}
@@ -154,12 +148,13 @@ class Stages:
 
     # Gold
 
-    def _growing(self, gold: Gold) -> DataStreamWriter:
+    def _growing(self, gold: Gold) -> DataFrame:
+        """Return the new rows of a gold table that grows."""
         assert gold.source is not None
         assert gold.watermark is not None
         rows = self._new_rows(gold.source, of=gold.table).withWatermark(gold.watermark.column, gold.watermark.delay)
         rows.createOrReplaceTempView(gold.source)
-        return self._to(self.spark.sql(gold.sql), gold.table, gold.partition_by)
+        return self.spark.sql(gold.sql)
 
     def sources(self, gold: Gold) -> list[str]:
         """Return the tables of this pipeline that the SQL of a gold table names."""

@@ -118,5 +118,6 @@ async def every_step(home: str, first: int, kill: list[Any] | None = None) -> No
     say("done", {step: hook.counts[step] for step in ARCHIVE_FAILPOINTS})
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do what the first argument orders."""
     asyncio.run(every_step(**json.loads(sys.argv[1])))

@@ -265,6 +265,11 @@ async def race(directory: str, versions: int) -> None:
 WORK = {work.__name__: work for work in (every_step, torn, under_load, until_stopped, race)}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do the work that the first argument orders."""
     order = json.loads(sys.argv[1])
     asyncio.run(WORK[order.pop("work")](**order))
+
+
+if __name__ == "__main__":
+    main()

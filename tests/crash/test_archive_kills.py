@@ -7,8 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from sulina.failpoints import ARCHIVE_FAILPOINTS, Failpoint, no_failpoints
 from sulina.storage.tiered_log import TieredLog
 from sulina.types import Offset, Version
 from tests.crash.archive_child import PADDING_BYTES, PARTITION, opened
+from tests.support.fork_server import ForkServer
 from tests.support.ledger import Ledger, batch, records_in
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,20 +59,11 @@ class Told:
 def run(home: Path, kill: tuple[Failpoint, int] | None = None) -> tuple[Told, int, str]:
     """Let a child work in `home` until it ends."""
     order = json.dumps({"home": str(home), "first": 0, "kill": kill})
-    child = str(ROOT / "tests" / "crash" / "archive_child.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, child, order],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    code, out, error = ForkServer.shared().run("tests.crash.archive_child", order, seconds_max=TIMEOUT_SECONDS)
     told = Told()
-    for line in done.stdout.splitlines():
+    for line in out.splitlines():
         told.read(line)
-    return told, done.returncode, done.stderr
+    return told, code, error
 
 
 @pytest.fixture(scope="session")

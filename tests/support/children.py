@@ -25,6 +25,7 @@ from sulina.core.records.batch import split
 from sulina.storage.directory_log import COMMITS_DIRECTORY, LOCK_FILE, DirectoryLog, LogOptions
 from sulina.storage.files import OsFiles
 from sulina.types import Offset, Version
+from tests.support.fork_server import ForkServer
 from tests.support.ledger import Ledger, batch, contents, records_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -126,15 +127,20 @@ def start_child(work: str, directory: Path, *, under: Sequence[str] = (), **argu
 def run_child(
     work: str, directory: Path, report: Report, *, under: Sequence[str] = (), **arguments: Any
 ) -> tuple[int, str]:
-    """Let a child work until it ends; its return code and its last words."""
-    process = start_child(work, directory, under=under, **arguments)
-    try:
-        told, error = process.communicate(timeout=TIMEOUT_SECONDS)
-    finally:
-        end(process)
+    """Let a child work until it ends; its return code and its last words. Under a tool it is no fork."""
+    if under:
+        process = start_child(work, directory, under=under, **arguments)
+        try:
+            told, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            end(process)
+        code = process.returncode
+    else:
+        order = json.dumps({"work": work, "directory": str(directory), **arguments})
+        code, told, error = ForkServer.shared().run("tests.crash.child", order, seconds_max=TIMEOUT_SECONDS)
     for line in told.splitlines():
         report.read(line)
-    return process.returncode, error
+    return code, error
 
 
 def end(process: subprocess.Popen[str]) -> None:

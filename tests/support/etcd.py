@@ -39,7 +39,7 @@ START_SECONDS_MAX = 60.0
 START_ATTEMPTS_MAX = 3  # a port that was free may be taken before the server has it
 ASK_SECONDS = 0.02
 CALL_SECONDS_MAX = 10.0
-ALONE = ("--heartbeat-interval=20", "--election-timeout=200")  # nobody else can stand; leases may last only 1 s
+ALONE = ("--heartbeat-interval=60", "--election-timeout=600")  # nobody else can stand; leases may last only 1 s
 
 SMALL = (
     "--logger=zap",

@@ -2,11 +2,14 @@
 
 A broker is as real a process as one that is started by a command line, with its own memory, files and signals; it only
 does not spend a second of the processor's time on imports. `ForkServer` is the side of the tests, `serve` the other.
+Other modules with a `main` can be run in the same way.
 """
 
 import atexit
 import contextlib
 import functools
+import gc
+import importlib
 import json
 import os
 import selectors
@@ -14,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -90,11 +94,18 @@ class ForkServer:
         return cls()
 
     def start(
-        self, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: str, stderr: int, stdin: int = 0
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: str,
+        stderr: int,
+        stdin: int = 0,
+        module: str = "sulina.cli",
     ) -> Forked:
-        """Run a command of `sulina`; its standard output is a pipe."""
+        """Run the `main` of a module, by default a command of `sulina`; its standard output is a pipe."""
         reading, writing = os.pipe()
-        wanted = {"arguments": list(arguments), "environment": dict(environment), "cwd": cwd}
+        wanted = {"module": module, "arguments": list(arguments), "environment": dict(environment), "cwd": cwd}
         try:
             with self._turn:
                 self._requests = number = self._requests + 1
@@ -110,6 +121,23 @@ class ForkServer:
         finally:
             os.close(writing)
         return Forked(self, pid, os.fdopen(reading, "rb"))
+
+    def run(self, module: str, *arguments: str, seconds_max: float) -> tuple[int, str, str]:
+        """Run the `main` of a module to its end; return its exit code and what it wrote to its output and errors."""
+        with tempfile.TemporaryFile() as stderr:
+            process = self.start(
+                arguments, environment=os.environ, cwd=os.getcwd(), stderr=stderr.fileno(), module=module
+            )
+            ending = threading.Timer(seconds_max, process.kill)
+            ending.start()
+            try:
+                with process.stdout:
+                    out = process.stdout.read()
+                code = process.wait(seconds_max)
+            finally:
+                ending.cancel()
+            stderr.seek(0)
+            return code, out.decode(), stderr.read().decode()
 
     def wait(self, pid: int, timeout: float | None) -> int | None:
         """Return the exit code of a process; None when there is none in time."""
@@ -161,16 +189,20 @@ def serve(channel: socket.socket) -> None:
             request, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES_MAX, 3)
             if not request:
                 break
+            wanted = json.loads(request)
+            if wanted["module"] not in sys.modules:
+                importlib.import_module(wanted["module"])
+                _share_memory()
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 for inherited in (selector, wake, waker, channel):
                     inherited.close()
-                _run(json.loads(request), *fds)
+                _run(wanted, *fds)
             for fd in fds:
                 os.close(fd)
             running.add(pid)
-            channel.send(json.dumps({"pid": pid, "number": json.loads(request)["number"]}).encode())
+            channel.send(json.dumps({"pid": pid, "number": wanted["number"]}).encode())
     for pid in running:
         os.kill(pid, signal.SIGKILL)
 
@@ -184,9 +216,7 @@ def _tell_ends(channel: socket.socket, running: set[int]) -> None:
 
 
 def _import_all() -> None:
-    """Do once what every broker would do for itself, and keep it out of their garbage collections: pages stay shared."""
-    import gc
-
+    """Do once what every broker would do for itself."""
     import uvloop  # noqa: F401
 
     import sulina.cli.serve
@@ -194,14 +224,17 @@ def _import_all() -> None:
     from sulina.node.node import use_kernels
 
     use_kernels()
+    _share_memory()
+
+
+def _share_memory() -> None:
+    """Keep what is there out of garbage collections: each would write to all of it, and forks would copy it."""
     gc.collect()
     gc.freeze()
 
 
 def _run(request: dict[str, Any], stdout: int, stderr: int, stdin: int) -> None:
     """Become the command, and never return."""
-    from sulina.cli import main
-
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -212,7 +245,7 @@ def _run(request: dict[str, Any], stdout: int, stderr: int, stdin: int) -> None:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         sys.argv[:] = ["sulina", *request["arguments"]]
-        main()
+        sys.modules[request["module"]].main()
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1

@@ -5,11 +5,10 @@ at cursors and commits all the time. At the end the log is read in every form, f
 """
 
 import asyncio
+import os
 import random
 import socket
-import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 
 from sulina.core.delivery.members import SubscriptionKind
+from tests.support.fork_server import Forked, ForkServer
 from tests.support.kill_clients import (
     PARTITIONS,
     REQUEST_SECONDS,
@@ -78,7 +78,7 @@ class NodeProcess:
         self.start_seconds: list[float] = []  # until it was ready
         self._data = directory / "data"
         self._log = directory / "node.log"
-        self._process: Process | None = None
+        self._process: Forked | None = None
         self._started_at = 0.0
         self._is_ready = False
 
@@ -87,10 +87,14 @@ class NodeProcess:
         assert self._process is None
         self._is_ready = False
         self._started_at = time.monotonic()
-        command = [sys.executable, "-m", "sulina.cli", "serve", "--http", self.host, "--data", str(self._data)]
+        command = ["serve", "--http", self.host, "--data", str(self._data), "--log-format", "json"]
         with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, "--log-format", "json", stdin=DEVNULL, stdout=PIPE, stderr=log, cwd=self._log.parent
+            self._process = await asyncio.to_thread(
+                ForkServer.shared().start,
+                command,
+                environment=os.environ,
+                cwd=str(self._log.parent),
+                stderr=log.fileno(),
             )
 
     async def wait_ready(self) -> None:
@@ -98,9 +102,8 @@ class NodeProcess:
         if self._is_ready:
             return
         assert self._process is not None
-        assert self._process.stdout is not None
         async with asyncio.timeout(START_SECONDS_MAX):
-            line = await self._process.stdout.readline()
+            line = await asyncio.to_thread(self._process.stdout.readline)
         assert self.host.encode() in line, f"the node did not start: {self.last_words()}"
         self._is_ready = True
         self.start_seconds.append(time.monotonic() - self._started_at)
@@ -123,10 +126,8 @@ class NodeProcess:
     async def _wait_gone(self) -> int:
         process, self._process = self._process, None
         assert process is not None
-        assert process.stdout is not None
-        async with asyncio.timeout(STOP_SECONDS_MAX):
-            await process.stdout.read()
-            return await process.wait()
+        with process.stdout:
+            return await asyncio.to_thread(process.wait, STOP_SECONDS_MAX)
 
     async def close(self) -> None:
         """Whatever has happened, nothing is left of it."""

@@ -1,5 +1,6 @@
 """What all tests share: who runs them, and a summary of the kill points."""
 
+import atexit
 import datetime
 import gc
 import os
@@ -73,11 +74,7 @@ def pytest_collection_finish() -> None:
     """Keep what was collected from being looked through at every collection of garbage: a tenth of a worker's time."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let extension modules free at exit what was kept from collection; some of them print what they could not free."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # extension modules free it then; some of them print what they could not free
 
 
 @pytest.hookimpl(tryfirst=True)

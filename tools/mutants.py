@@ -17,6 +17,7 @@ import atexit
 import concurrent.futures
 import datetime
 import functools
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -270,6 +271,7 @@ def _run_pytest(arguments: list[str], paths: list[str], root: Path, output: str,
     with open(output, "wb") as file:
         for standard in (1, 2):
             os.dup2(file.fileno(), standard)
+    gc.freeze()  # what the server has imported stays out of garbage collections, which would copy it
     assert "sulina" not in sys.modules, "it would be tested without the defect"
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]

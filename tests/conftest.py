@@ -31,6 +31,7 @@ FIRST = (
     "tests/blackbox/test_abuse.py",
 )
 
+gc.disable()  # until all tests are collected: nothing of them is garbage
 # Examples may take their time: on a busy machine a deadline tells nothing about the code.
 hypothesis.settings.register_profile("sulina", deadline=None)
 hypothesis.settings.load_profile("sulina")
@@ -74,6 +75,7 @@ def pytest_collection_finish() -> None:
     """Keep what was collected from being looked through at every collection of garbage: a tenth of a worker's time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     atexit.register(gc.unfreeze)  # extension modules free it then; some of them print what they could not free
 
 

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -209,6 +207,9 @@ PARTITIONED: list[list[Any]] = [["a b", 1], ["a/b", 2], ["50%", 3], ["%2F", 4], 
 
 def test_s3_others_read_what_we_wrote(tmp_path: Path) -> None:
     """DuckDB reads the files by their names: its extension for Delta is a download, which cannot be had everywhere."""
+    import duckdb  # it and polars take a second, and every worker loads this module
+    import polars as pl
+
     append(tmp_path, "p string, n long", PARTITIONED, partition_columns=("p",))
     append(tmp_path, "p string, n long, t timestamp", [["z", 8, datetime(2026, 1, 1, tzinfo=UTC)]], merge_schema=True)
     expected = sorted([*((n, p) for p, n in PARTITIONED), (8, "z")])

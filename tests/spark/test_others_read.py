@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import duckdb
 import fastavro
-import polars as pl
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -90,6 +88,8 @@ def duckdb_rows(uri: str, names: list[str]) -> list[dict[str, Any]]:
 
     The extension is a download from DuckDB's own site, which not every machine reaches.
     """
+    import duckdb
+
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET autoinstall_known_extensions = false")
@@ -120,6 +120,8 @@ def test_s3_deltalake_polars_and_duckdb_read_what_a_pipeline_wrote(
     names = [*NAMES, "dear"]
     uri = pipeline.table_uri("orders")
     assert by_id(DeltaTable(uri).to_pyarrow_table(columns=names).to_pylist()) == wanted
+    import polars as pl  # takes a second, and every worker loads this module
+
     frame = pl.read_delta(uri)
     assert by_id(frame.select(names).to_dicts()) == wanted
     assert sorted(frame.filter(pl.col("country") == "50/50")["id"].to_list()) == list(range(2, 30, 4))

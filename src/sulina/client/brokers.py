@@ -227,12 +227,7 @@ class Brokers:
         doors = {**self._given, **self._learned}
         seconds = HOME_SECONDS if len(doors) > 1 else None
         error: SulinaError | None = None
-        urls = list(doors)  # to be tried at first as given, later the last home, then at random to spread clients
-        if self._has_had_home:
-            self.rng.shuffle(urls)
-            # One that was left comes last.
-            urls.sort(key=lambda url: 0 if url == self._last_home else 2 if url == home.url else 1)
-        for url in urls:
+        for url in self._in_turn(doors, home.url):
             try:
                 async with asyncio.timeout(seconds):
                     connection = await doors[url]()
@@ -247,6 +242,15 @@ class Brokers:
                 return connection
         assert error is not None
         raise error
+
+    def _in_turn(self, urls: Iterable[str], former: str) -> list[str]:
+        """Return URLs in the order to try: at first as given, later the last home, then at random to spread clients."""
+        known = list(urls)
+        if self._has_had_home:
+            self.rng.shuffle(known)
+            # One that was left comes last.
+            known.sort(key=lambda url: 0 if url == self._last_home else 2 if url == former else 1)
+        return known
 
 
 class _AtHome:

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -24,7 +23,7 @@ from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart
 from sulina.client.send_queues import PendingPublish, SendQueues
 from sulina.client.serialization import SerializationRegistry
-from sulina.client.topic_cache import TOPICS_KNOWN_MAX, KnownTopic, TopicCache
+from sulina.client.topic_cache import KnownTopic, TopicCache
 from sulina.core.delivery.pubsub import DeliveryPolicy, PartitionBehavior, PublishOptions
 from sulina.core.records.record import Headers
 from sulina.core.records.routing import partition_of, partitions_of
@@ -43,8 +42,6 @@ from sulina.wire.messages import Published
 
 NO_OPTIONS = PublishOptions()
 _ONE = range(1)
-
-_parsed = lru_cache(TOPICS_KNOWN_MAX)(TopicName.parse)  # a name is checked once, not with every publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,42 +183,48 @@ class RecordPublisher:
             SulinaError: a fault of the system; what is wrong with the records is in the ack.
         """
         try:
-            parts = await self._publish(topic, records, terms)
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
+            parts = await self._publish(name, columns, terms)
         except SulinaError as error:
             shown = str(topic) if isinstance(topic, str | TopicName) else ""
             ack = PublishAck.rejected(error, shown)
             self._on_reject(shown, error)
             return ack
-        return PublishAck.of(parts, str(topic))
+        return PublishAck.of(parts, str(name))
 
     async def publish_each(
         self, topic: str, records: Sequence[object], terms: PublishTerms
     ) -> list[PublishAck | SulinaError]:
         """Publish records that have nothing to do with each other, and return what became of each of them."""
         try:
-            parts = await self._publish(topic, records, terms)
+            name = _topic_name(topic)
+            columns = Columns.of(records, self._registry, int(time.time() * 1000))
+            parts = await self._publish(name, columns, terms)
         except SulinaError as error:
             parts = [PublishPart(partition=0, count=len(records), error=error, records=range(len(records)))]
         found = {number: ack for part in parts for number, ack in zip(part.records, acks_of(part), strict=True)}
         return [found[number] for number in range(len(records))]
 
-    async def _publish(self, topic: object, records: Iterable[object], terms: PublishTerms) -> list[PublishPart]:
-        if not isinstance(topic, str | TopicName):
-            raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
-        name = _parsed(topic) if isinstance(topic, str) else topic
-        columns = Columns.of(records, self._registry, int(time.time() * 1000))
+    async def _publish(self, name: TopicName, columns: Columns, terms: PublishTerms) -> list[PublishPart]:
         seconds = self._brokers.options.timeout_seconds if terms.timeout_seconds is None else terms.timeout_seconds
-        try:
-            known = await self._topics.get(name, seconds)
-            parts = await self._attempt(known, columns, terms, seconds)
-            if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
-                # Nothing was written; what is known of the topic may be of its past.
-                newer = await self._topics.refresh(name, known, seconds)
-                if newer.topic_id != known.topic_id:
-                    parts = await self._attempt(newer, columns, terms, seconds)
-        except TimeoutError:  # nobody says what the topic is
-            raise self._brokers.home.late(seconds) from None
+        known = await self._topic(name, seconds)
+        parts = await self._attempt(known, columns, terms, seconds)
+        if all(isinstance(part.error, PartitionNotFound | TopicNotFound) for part in parts):
+            # Nothing was written; what is known of the topic may be of its past.
+            newer = await self._topic(name, seconds, known)
+            if newer.topic_id != known.topic_id:
+                parts = await self._attempt(newer, columns, terms, seconds)
         return parts
+
+    async def _topic(self, name: TopicName, seconds: float, known: KnownTopic | None = None) -> KnownTopic:
+        """Return what is known of a topic; or, if that was wrong, what it is now."""
+        try:
+            if known is None:
+                return await self._topics.get(name, seconds)
+            return await self._topics.refresh(name, known, seconds)
+        except TimeoutError:
+            raise self._brokers.home.late(seconds) from None
 
     async def _attempt(
         self, topic: KnownTopic, columns: Columns, terms: PublishTerms, seconds: float
@@ -230,35 +233,17 @@ class RecordPublisher:
         placements = self._places(topic, columns, terms)
         parts = [columns] if len(placements) == 1 else [columns.rows(numbers) for numbers in placements.values()]
         batches = [self._codec.encode(part.values, part.keys, part.timestamps_ms, part.headers) for part in parts]
-        sent_as = {} if terms.attempts is None else terms.attempts.numbers
         publishes = [
-            PendingPublish(
-                self._queues.queue(topic, place), memoryview(batch), terms.txn_id, terms.expected_version,
-                terms.schema_id, terms.options, terms.producer,
-                is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
-                origin=sent_as.get((topic.topic_id, place)),
-            )
+            self._pending(topic, place, memoryview(batch), terms)
             for place, batch in zip(placements, batches, strict=True)
-        ]  # fmt: skip
+        ]
         try:
             answers = await _answers(publishes, seconds)
         finally:
             if terms.attempts is not None:
                 for place, pending in zip(placements, publishes, strict=True):
                     terms.attempts.keep((topic.topic_id, place), pending.origin if pending.is_unknown else None)
-        return [
-            PublishPart(partition=place, count=len(numbers), error=answer, records=numbers)
-            if isinstance(answer, SulinaError)
-            else PublishPart(
-                partition=answer.partition,
-                count=answer.count,
-                base_offset=answer.base_offset,
-                version=answer.version,
-                ack=answer.ack,
-                records=numbers,
-            )
-            for (place, numbers), answer in zip(placements.items(), answers, strict=True)
-        ]
+        return [_part(*place, answer) for place, answer in zip(placements.items(), answers, strict=True)]
 
     def _places(self, topic: KnownTopic, columns: Columns, terms: PublishTerms) -> dict[int, Sequence[int]]:
         count = len(columns.values)
@@ -269,7 +254,7 @@ class RecordPublisher:
         elif terms.attempts is not None:
             keyless = terms.attempts.pin % topic.partitions
         else:
-            keyless = topic.turn = (topic.turn + 1) % topic.partitions
+            keyless = topic.next_turn()
         if terms.expected_version is not None and topic.partitions > 1 and columns.keys is None:
             raise InvalidSettings("expected_version counts the commits of one partition: name it, or give a key")
         if topic.partitions == 1 or columns.keys is None:
@@ -280,6 +265,15 @@ class RecordPublisher:
         if terms.split and terms.expected_version is None:
             return by_partition(columns.keys, topic.partitions, keyless)
         raise KeysSpanPartitions(topic=topic.name, partitions=", ".join(map(str, sorted(named))))
+
+    def _pending(self, topic: KnownTopic, partition: int, data: memoryview, terms: PublishTerms) -> PendingPublish:
+        attempts = terms.attempts
+        return PendingPublish(
+            self._queues.queue(topic, partition), data, terms.txn_id, terms.expected_version, terms.schema_id,
+            terms.options, terms.producer,
+            is_numbered=terms.txn_id is None and terms.is_idempotent and topic.remembers,
+            origin=None if attempts is None else attempts.numbers.get((topic.topic_id, partition)),
+        )  # fmt: skip
 
 
 async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Published | SulinaError]:
@@ -301,3 +295,24 @@ async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Publ
         if not isinstance(answer, Published | SulinaError):
             raise answer  # our own bug
     return [answer for answer in answers if isinstance(answer, Published | SulinaError)]
+
+
+def _topic_name(topic: object) -> TopicName:
+    if isinstance(topic, TopicName):
+        return topic
+    if not isinstance(topic, str):
+        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
+    return TopicName.parse(topic)
+
+
+def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:
+    if isinstance(answer, SulinaError):
+        return PublishPart(partition=partition, count=len(records), error=answer, records=records)
+    return PublishPart(
+        partition=answer.partition,
+        count=answer.count,
+        base_offset=answer.base_offset,
+        version=answer.version,
+        ack=answer.ack,
+        records=records,
+    )

@@ -137,10 +137,8 @@ class SerializationRegistry:
             return Envelope(Serializer.BYTES, "", bytes(value))
         if isinstance(value, str):
             return Envelope(Serializer.TEXT, "", _written(str.encode, value))
-        arrow = sys.modules.get("pyarrow")  # not imported for that
-        if arrow is not None and isinstance(value, arrow.Table | arrow.RecordBatch):
-            kind = "Table" if isinstance(value, arrow.Table) else "RecordBatch"
-            return Envelope(Serializer.ARROW, kind, _written(_arrow_dumps, value))
+        if (arrow := _arrow_name(value)) is not None:
+            return Envelope(Serializer.ARROW, arrow, _written(_arrow_dumps, value))
         return Envelope(Serializer.JSON, "", _written(self._to_json, value))
 
     def write(self, value: object, headers: Headers = ()) -> tuple[bytes | None, Headers]:
@@ -234,6 +232,14 @@ def _reason(error: Exception) -> str:
 
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else ""
+
+
+def _arrow_name(value: object) -> str | None:
+    """Return the name of an Arrow type; None for other types. Arrow is not imported for that."""
+    arrow = sys.modules.get("pyarrow")
+    if arrow is None or not isinstance(value, arrow.Table | arrow.RecordBatch):
+        return None
+    return "Table" if isinstance(value, arrow.Table) else "RecordBatch"
 
 
 def _arrow_dumps(value: Any) -> bytes:

@@ -307,27 +307,11 @@ class Session:
     # The connection
 
     async def _run(self, connection: Connection | None) -> None:
-        """Read from one connection until it ends, tell everybody, and connect again, for ever."""
         backoff = self.backoff()
         if connection is None:
             connection = await self._connect(backoff, pause=0)
         while True:
-            is_working = False  # the node does what it is asked
-            self.connection = connection
-            self._connected.set()
-            self._tell_reaching()
-            writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
-            try:
-                while True:
-                    is_working |= self._take(await connection.receive())
-            except SulinaError as error:
-                self._reason = _reason(error)
-            finally:
-                self._lose()
-                writer.cancel()
-                await asyncio.wait([writer])
-                await connection.close()
-            if is_working:
+            if await self._serve(connection):
                 backoff.reset()
             connection = await self._connect(backoff, pause=backoff.next())
             self.reconnects += 1
@@ -341,6 +325,25 @@ class Session:
                 self._reason = _reason(error)
                 self._tell_reaching()
                 pause = backoff.next()
+
+    async def _serve(self, connection: Connection) -> bool:
+        """Read until the connection ends, then tell everybody; return whether the node did what it was asked."""
+        is_working = False
+        self.connection = connection
+        self._connected.set()
+        self._tell_reaching()
+        writer = asyncio.create_task(self._write(connection), name="sulina-session-outbox")
+        try:
+            while True:
+                is_working |= self._take(await connection.receive())
+        except SulinaError as error:
+            self._reason = _reason(error)
+        finally:
+            self._lose()
+            writer.cancel()
+            await asyncio.wait([writer])
+            await connection.close()
+        return is_working
 
     async def _write(self, connection: Connection) -> None:
         try:

@@ -427,13 +427,7 @@ class Subscriber:
     def _messages(self, line: _PartitionDeliveries, frame: Deliver, *, is_reliable: bool) -> list[Message]:
         """Return the messages of a delivery, but for those that the handler is done with."""
         records = self._codec.decode(frame.data)
-        first = frame.ranges[0][0]
-        if is_reliable and line.position is not None and first < line.position and NO_EPOCH < line.epoch < frame.epoch:
-            # What comes again of a later epoch is not what the handler had.
-            offset = first_after_epoch(frame.data, line.epoch)
-            if offset is not None and offset < line.position:
-                self._diverge(line, frame.partition, offset, frame.epoch)
-        position = line.position if is_reliable else None
+        position = self._done_before(line, frame) if is_reliable else None
         topic, partition, registry = self.topic, frame.partition, self._registry
         return [
             Message(
@@ -443,3 +437,11 @@ class Subscriber:
             for start, end in frame.ranges
             for record in within(records, start if position is None else max(start, position), end)
         ]  # fmt: skip
+
+    def _done_before(self, line: _PartitionDeliveries, frame: Deliver) -> int | None:
+        """Return up to which offset records of a delivery come again; a later epoch does not."""
+        if line.position is not None and frame.ranges[0][0] < line.position and NO_EPOCH < line.epoch < frame.epoch:
+            offset = first_after_epoch(frame.data, line.epoch)
+            if offset is not None and offset < line.position:
+                self._diverge(line, frame.partition, offset, frame.epoch)
+        return line.position

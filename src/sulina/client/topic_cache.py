@@ -23,7 +23,12 @@ class KnownTopic:
     is_reliable: bool
     remembers: bool  # a txn_id: it keeps records, and acks them once they are written
     expires_at: float
-    turn: int  # the partition that the last records without a key went to
+    turn: int
+
+    def next_turn(self) -> int:
+        """Return the partition for records without a key."""
+        self.turn = (self.turn + 1) % self.partitions
+        return self.turn
 
 
 class _Lookup:

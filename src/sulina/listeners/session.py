@@ -221,22 +221,7 @@ class ServerSession:
             is_new = frame.producer is not None and producing not in self._producers
             if is_new:
                 checked_producer(producing[1])
-            options = NO_OPTIONS
-            if frame.delivery_policy or frame.partition_behavior:
-                options = PublishOptions(
-                    delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior
-                )
-            request = PublishRequest(
-                frame.data,
-                partition=frame.partition,
-                txn_id=frame.txn_id,
-                expected_version=frame.expected_version,
-                schema_id=frame.schema_id,
-                topic_id=frame.topic_id,
-                may_skip=frame.may_skip,
-                options=options,
-            )
-            accepted = await self._broker.accept(frame.topic, request)
+            accepted = await self._broker.accept(frame.topic, _request_of(frame))
         except SulinaError as error:
             self._break_run(frame.run, error)
             raise
@@ -405,3 +390,19 @@ class ServerSession:
             attachment.consumer.is_blocked = is_full
             if not is_full and attachment.subscription is not None:
                 attachment.subscription.wake()
+
+
+def _request_of(frame: Publish) -> PublishRequest:
+    options = NO_OPTIONS
+    if frame.delivery_policy or frame.partition_behavior:
+        options = PublishOptions(delivery_policy=frame.delivery_policy, partition_behavior=frame.partition_behavior)
+    return PublishRequest(
+        frame.data,
+        partition=frame.partition,
+        txn_id=frame.txn_id,
+        expected_version=frame.expected_version,
+        schema_id=frame.schema_id,
+        topic_id=frame.topic_id,
+        may_skip=frame.may_skip,
+        options=options,
+    )

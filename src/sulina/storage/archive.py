@@ -238,18 +238,21 @@ class Archive(ArchiveReader):
         """Put the state of the log at the end of a slice, if it has one, and the runs of txn_ids in that state."""
         if new.state is not None:
             self._in_flight.add(state_name(new.object))
-            if new.runs and self._runs is None:
-                self._runs = self._named_runs()
-            for run in new.runs:
-                assert run.name is not None
-                assert self._runs is not None
-                with self._sweeping:
-                    self._in_flight.add(run.name)
-                    if run.name not in self._runs:
-                        self._objects.put(f"{self.path}/{run.name}", [run.encode()])
-                        self._runs.add(run.name)
+            self._put_runs(new.runs)
             self._objects.put(f"{self.path}/{state_name(new.object)}", [new.state])
             self._reach(Failpoint.ARCHIVE_STATE_PUT)
+
+    def _put_runs(self, runs: Sequence[TxnRun]) -> None:
+        if runs and self._runs is None:
+            self._runs = self._named_runs()
+        for run in runs:
+            assert run.name is not None
+            assert self._runs is not None
+            with self._sweeping:
+                self._in_flight.add(run.name)
+                if run.name not in self._runs:
+                    self._objects.put(f"{self.path}/{run.name}", [run.encode()])
+                    self._runs.add(run.name)
 
     def _named_runs(self) -> set[str]:
         """Return the runs of txn_ids that the newest state names: no others are needed."""

@@ -219,14 +219,7 @@ class PartitionFeed:
         try:
             while not self._is_closed and not self.fan_out.is_empty:
                 try:
-                    async with partition.using() as log:
-                        self._epoch = log.view.epoch
-                        log.watchers.add(self._wake.set)
-                        try:
-                            while not self.fan_out.is_empty:
-                                await self._step(log)
-                        finally:
-                            log.watchers.discard(self._wake.set)
+                    await self._read(partition)
                 except (LogClosed, NotServing) as error:
                     # The partition is being closed or moved; `close` tells the subscribers.
                     _logger.info("feed_waits", partition=str(self.name), reason=str(error))
@@ -237,6 +230,16 @@ class PartitionFeed:
                     await asyncio.sleep(FAILURE_PAUSE_SECONDS)
         finally:
             self._task = None  # the next subscriber starts another task
+
+    async def _read(self, partition: Partition) -> None:
+        async with partition.using() as log:
+            self._epoch = log.view.epoch
+            log.watchers.add(self._wake.set)
+            try:
+                while not self.fan_out.is_empty:
+                    await self._step(log)
+            finally:
+                log.watchers.discard(self._wake.set)
 
     async def _step(self, log: Log) -> None:
         self._wake.clear()

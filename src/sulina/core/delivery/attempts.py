@@ -59,6 +59,12 @@ class _SubscriberProgress:
     def position(self) -> int | None:
         return next(iter(self.pending.values())).start if self.pending else self.next_offset
 
+    def give(self, attempt: int, start: int, size_bytes: int) -> None:
+        self.pending[attempt] = _PendingBatch(start, self.given_batches, self.given_bytes)
+        self.pending_bytes += size_bytes
+        self.given_batches += 1
+        self.given_bytes += size_bytes
+
     def is_behind(self, config: PubSubConfig) -> bool:
         """Return whether a quarter of what it may have was given since its oldest unacked batch, acked or not."""
         oldest = next(iter(self.pending.values()))
@@ -183,11 +189,7 @@ class NodeAttempts:
                 continue
             if not subscriber.pending:
                 self._oldest_since[handle] = now
-            batches_before, bytes_before = subscriber.given_batches, subscriber.given_bytes
-            subscriber.pending[attempt] = _PendingBatch(hand.ranges[0][0], batches_before, bytes_before)
-            subscriber.pending_bytes += size_bytes
-            subscriber.given_batches += 1
-            subscriber.given_bytes += size_bytes
+            subscriber.give(attempt, hand.ranges[0][0], size_bytes)
             made.waiting.add(handle)
             if self.is_reliable and subscriber.is_behind(self._config):
                 self._behind.add(handle)

@@ -204,14 +204,7 @@ class Dispatch:
             if is_new:
                 self.read_offset = end
         for delivery in deliveries:
-            self._number += 1
-            held = self._held.setdefault(delivery.member, RangeMap())
-            for low, high in delivery.ranges:
-                held.put(low, high, self._number)
-            count = sum(high - low for low, high in delivery.ranges)
-            span = (delivery.ranges[0][0], delivery.ranges[-1][1])
-            deadline = now + self.rules.ack_timeout_seconds
-            self._outstanding[self._number] = _Outstanding(deadline, delivery.member, count, span)
+            self._hold(delivery, now)
         return deliveries
 
     def _share_by_slot(
@@ -253,6 +246,18 @@ class Dispatch:
                 delivery = PlannedDelivery(member, failed + 1)
                 deliveries.append(delivery)
             delivery.add(low, high, batch)
+
+    def _hold(self, delivery: PlannedDelivery, now: float) -> None:
+        self._number += 1
+        held = self._held.setdefault(delivery.member, RangeMap())
+        for start, end in delivery.ranges:
+            held.put(start, end, self._number)
+        self._outstanding[self._number] = _Outstanding(
+            now + self.rules.ack_timeout_seconds,
+            delivery.member,
+            sum(end - start for start, end in delivery.ranges),
+            (delivery.ranges[0][0], delivery.ranges[-1][1]),
+        )
 
     # Acks and nacks
 

@@ -139,16 +139,21 @@ def _is_behind(sequence: int, other: int) -> bool:
 
 def advanced(origin: OriginRef | None, *, origin_id: int, epoch: int, run: SequenceRun, log_ms: int = 0) -> OriginRef:
     """Return the origin after another run of its records."""
-    last_seq = (run.sequence + run.offset_end - run.offset_start - 1) % SEQUENCES
+    last_seq = _following(run) - 1
     older = origin.runs if origin is not None and origin.epoch == epoch else ()
-    if older:
-        last = older[-1]
-        following = (last.sequence + last.offset_end - last.offset_start) % SEQUENCES
-        if (last.version, last.offset_end, following) == (run.version, run.offset_start, run.sequence):
-            # The two are one: of one commit, end to end.
-            older, run = older[:-1], SequenceRun(last.sequence, last.offset_start, run.offset_end, run.version)
+    if older and _continues(older[-1], run):
+        older, run = older[:-1], SequenceRun(older[-1].sequence, older[-1].offset_start, run.offset_end, run.version)
     runs = (*older[-(RUNS_KEPT_MAX - 1) :], run)
-    return OriginRef(origin_id=origin_id, epoch=epoch, last_seq=last_seq, runs=runs, log_ms=log_ms)
+    return OriginRef(origin_id=origin_id, epoch=epoch, last_seq=last_seq % SEQUENCES, runs=runs, log_ms=log_ms)
+
+
+def _following(run: SequenceRun) -> int:
+    return (run.sequence + run.offset_end - run.offset_start) % SEQUENCES
+
+
+def _continues(last: SequenceRun, run: SequenceRun) -> bool:
+    """Return whether two runs are one: of one commit, end to end."""
+    return (last.version, last.offset_end, _following(last)) == (run.version, run.offset_start, run.sequence)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -236,37 +236,42 @@ class Plan:
                 self._segment, self._size = offset, 0
             self.placements.append(BatchPlacement(number_of_append, number, self._segment, self._size, offset))
             end = Offset(offset + header.record_count)
-            origin = (NO_ORIGIN, NO_ORIGIN, NO_ORIGIN)
+            self._add(header, txn_id, end)
             if header.has_origin:
                 origin_id, epoch = header.producer_id, header.producer_epoch
-                origin = (origin_id, header.base_sequence, epoch)
                 run = SequenceRun(header.base_sequence, offset, end, self.version)
                 newest = self._origins.get(origin_id)
                 self._origins[origin_id] = advanced(newest, origin_id=origin_id, epoch=epoch, run=run)
-            last = self._adds[-1] if self._adds else None
-            if last is not None and self._continues(last, origin, txn_id):
-                last.offset_end = end
-                last.size += size
-                last.timestamp_max = max(last.timestamp_max, header.max_timestamp)
-            else:
-                self._adds.append(
-                    _OpenAdd(
-                        *origin,
-                        txn_id=txn_id,
-                        segment=self._segment,
-                        position=self._size,
-                        offset_start=offset,
-                        offset_end=end,
-                        size=size,
-                        timestamp_max=header.max_timestamp,
-                    )
-                )
             self._next_offset = end
             self._size += size
         placed = Appended(start, self._next_offset, self.version)
         if txn_id is not None:
             self._txns[txn_id] = placed
         return placed
+
+    def _add(self, header: BatchHeader, txn_id: str | None, end: Offset) -> None:
+        if header.has_origin:
+            origin = (header.producer_id, header.base_sequence, header.producer_epoch)
+        else:
+            origin = (NO_ORIGIN, NO_ORIGIN, NO_ORIGIN)
+        last = self._adds[-1] if self._adds else None
+        if last is not None and self._continues(last, origin, txn_id):
+            last.offset_end = end
+            last.size += header.size_bytes
+            last.timestamp_max = max(last.timestamp_max, header.max_timestamp)
+        else:
+            self._adds.append(
+                _OpenAdd(
+                    *origin,
+                    txn_id=txn_id,
+                    segment=self._segment,
+                    position=self._size,
+                    offset_start=self._next_offset,
+                    offset_end=end,
+                    size=header.size_bytes,
+                    timestamp_max=header.max_timestamp,
+                )
+            )
 
     def _continues(self, last: _OpenAdd, origin: tuple[int, int, int], txn_id: str | None) -> bool:
         """Tell whether a batch can extend an add without losing its origin, sequence or txn_id."""

@@ -1,7 +1,4 @@
-"""A process that writes a log, tells what it does, and dies where it is told to. See `tests/support/children.py`.
-
-Its imports are few: it starts some hundred times.
-"""
+"""A process that writes a log, tells what it does, and dies where it is told to. See `tests/support/children.py`."""
 
 import asyncio
 import contextlib

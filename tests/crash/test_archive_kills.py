@@ -21,7 +21,6 @@ from tests.crash.archive_child import PADDING_BYTES, PARTITION, opened
 from tests.support.fork_server import ForkServer
 from tests.support.ledger import Ledger, batch, records_in
 
-ROOT = Path(__file__).parent.parent.parent
 IS_LONG = bool(os.environ.get("SULINA_KILLS"))
 TIMEOUT_SECONDS = 60.0
 

@@ -122,7 +122,7 @@ class SulinaReader(DataSourceReader):
         self.pushFilters = PushFilters(self._bounds.take)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = Planner(self._options, open_catalogue(self._options.location, self._options.topics))
+        planner = Planner.of(self._options)
         # Without any task, Spark would make one of its own, that says nothing.
         tasks = planner.scan(self._bounds) or [()]
         return [Task(ranges, planner.logs.source()) for ranges in tasks]
@@ -150,7 +150,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> Planner:
-        return Planner(self._options, open_catalogue(self._options.location, self._options.topics))
+        return Planner.of(self._options)
 
     @cached_property
     def _positions(self) -> StreamPositions | None:

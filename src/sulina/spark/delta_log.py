@@ -121,13 +121,11 @@ def check_readable(location: TableLocation, table: DeltaTable) -> None:
         TableUnsupported: it does not.
     """
     protocol, settings = table.protocol(), table.metadata().configuration
-    unknown = sorted(set(protocol.reader_features or ()) - _READER_FEATURES)
+    _refuse(location, set(protocol.reader_features or ()) - _READER_FEATURES)
     if (settings.get("delta.columnMapping.mode") or "none") != "none":
-        unknown.append("column mapping")
-    if unknown:
-        raise TableUnsupported(table=location.path_or_uri, feature=unknown[0])
+        _refuse(location, ["column mapping"])
     if "deletionVectors" in (protocol.reader_features or ()) and pa.table(table.deletion_vectors()).num_rows:
-        raise TableUnsupported(table=location.path_or_uri, feature="deletion vectors")
+        _refuse(location, ["deletion vectors"])
 
 
 def check_writable(location: TableLocation, table: DeltaTable, *, overwrite: bool) -> None:
@@ -137,16 +135,19 @@ def check_writable(location: TableLocation, table: DeltaTable, *, overwrite: boo
         TableUnsupported: it does not.
     """
     protocol, settings = table.protocol(), table.metadata().configuration
-    unknown = sorted(set(protocol.writer_features or ()) - _WRITER_FEATURES)
+    _refuse(location, set(protocol.writer_features or ()) - _WRITER_FEATURES)
     if (settings.get("delta.columnMapping.mode") or "none") != "none":
-        unknown.append("column mapping")
-    unknown += sorted(f"a constraint ({name})" for name in settings if name.startswith("delta.constraints."))
+        _refuse(location, ["column mapping"])
+    _refuse(location, [f"a constraint ({name})" for name in settings if name.startswith("delta.constraints.")])
     for field in schema_of(table):
-        unknown += sorted(feature for key, feature in _COMMANDS.items() if key in (field.metadata or {}))
+        _refuse(location, [feature for key, feature in _COMMANDS.items() if key in (field.metadata or {})])
     if overwrite and settings.get("delta.appendOnly") == "true":
-        unknown.append("delta.appendOnly, so nothing of it may be overwritten")
-    if unknown:
-        raise TableUnsupported(table=location.path_or_uri, feature=unknown[0])
+        _refuse(location, ["delta.appendOnly, so nothing of it may be overwritten"])
+
+
+def _refuse(location: TableLocation, features: Iterable[str]) -> None:
+    for feature in sorted(features):
+        raise TableUnsupported(table=location.path_or_uri, feature=feature)
 
 
 # Versions
@@ -198,14 +199,14 @@ def read_commit(location: TableLocation, version: int, partition_columns: Iterab
 
 def _added(location: TableLocation, add: dict[str, Any], names: list[str]) -> TableFile:
     if add.get("deletionVector") is not None:
-        raise TableUnsupported(table=location.path_or_uri, feature="deletion vectors")
+        _refuse(location, ["deletion vectors"])
     values = tuple(add["partitionValues"].get(name) or None for name in names)
     return TableFile(_path(location, add["path"]), add["size"], values)
 
 
 def _path(location: TableLocation, encoded: str) -> str:
     if "://" in encoded or encoded.startswith("/"):
-        raise TableUnsupported(table=location.path_or_uri, feature="files of another table (a shallow clone)")
+        _refuse(location, ["files of another table (a shallow clone)"])
     return unquote(encoded)
 
 

@@ -25,7 +25,7 @@ from sulina.spark.scan import Piece, Range, Span, TopicChoice, cut
 from sulina.storage.archive import COMMITS_FOLDER, Archive
 from sulina.storage.commit_log import CommitLog
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
-from sulina.wire.messages import TopicInfo
+from sulina.wire.messages import PartitionInfo, TopicInfo
 
 SMALL_BYTES = 8 << 20  # up to this size an owner is asked for what is archived too, which is quicker
 FROM_BROKERS = "none"
@@ -172,13 +172,12 @@ class BrokerCatalogue:
         ]
 
     def bounds(self, partition: PartitionName) -> tuple[Offset, Offset]:
-        info = self._client.admin.partition(partition.topic, partition.partition)
+        info = self._partition(partition)
         return Offset(info.start_offset), Offset(info.end_offset)
 
     def span(self, partition: PartitionName) -> Span:
-        info = self._client.admin.partition(partition.topic, partition.partition)
-        start, end = Offset(info.start_offset), Offset(info.end_offset)
-        epoch = Epoch(info.epoch) if info.epoch >= 0 else None
+        info = self._partition(partition)
+        start, end, epoch = Offset(info.start_offset), Offset(info.end_offset), _known(info.epoch)
         local = [
             Piece(Offset(max(start, one.start_offset)), Offset(min(end, one.end_offset)), one.size_bytes)
             for one in info.segments
@@ -200,7 +199,7 @@ class BrokerCatalogue:
         return Span(partition, start, end, (*older, *cut(local, archived, end)), epoch)
 
     def end(self, partition: PartitionName) -> tuple[Offset, Epoch]:
-        info = self._client.admin.partition(partition.topic, partition.partition)
+        info = self._partition(partition)
         return Offset(info.end_offset), Epoch(info.epoch)
 
     def follow(self, partition: PartitionName, offset: Offset, epoch: Epoch) -> Offset:
@@ -220,13 +219,12 @@ class BrokerCatalogue:
         """
         found = self._client.admin.commits(partition.topic, partition.partition, start=version, end=version + 1)
         if not found:
-            current = self._client.admin.partition(partition.topic, partition.partition).version
-            current = min(current, version - 1)  # it may have come since
+            current = min(self._partition(partition).version, version - 1)  # it may have come since
             raise VersionNotRetained(version=version, oldest=0, current=current)
         return found[0].next_offset
 
     def commits(self, partition: PartitionName) -> Iterator[Commit]:
-        start, newest = 0, self._client.admin.partition(partition.topic, partition.partition).version
+        start, newest = 0, self._partition(partition).version
         last = COMMITS_AT_ONCE
         while start <= newest:
             end = min(newest + 1, last)
@@ -252,6 +250,9 @@ class BrokerCatalogue:
             topic_ids={name: info.topic_id for name, info in self._known.items()},
         )
 
+    def _partition(self, partition: PartitionName) -> PartitionInfo:
+        return self._client.admin.partition(partition.topic, partition.partition)
+
     def _archive(self, partition: PartitionName) -> ArchiveView:
         archive = self._archives.get(partition)
         if archive is None:
@@ -260,6 +261,11 @@ class BrokerCatalogue:
         else:
             archive.refresh()
         return archive.view
+
+
+def _known(epoch: int) -> Epoch | None:
+    """Return the epoch of a log; None: no owner has claimed it yet."""
+    return Epoch(epoch) if epoch >= 0 else None
 
 
 def _size(pieces: Sequence[Piece], until: int) -> int:
@@ -358,8 +364,7 @@ class FileCatalogue:
     def span(self, partition: PartitionName) -> Span:
         start, end, stored = self._state(partition)
         pieces = [_piece(one, start, end) for one in stored if one.size and one.next_offset > start]
-        epoch = self._epochs(partition).epoch
-        return Span(partition, start, end, tuple(pieces), epoch if epoch >= 0 else None)
+        return Span(partition, start, end, tuple(pieces), _known(self._epochs(partition).epoch))
 
     def offset(self, partition: PartitionName, position: Position) -> Offset:
         start, end, stored = self._state(partition)

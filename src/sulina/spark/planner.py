@@ -10,7 +10,7 @@ from sulina.core.log.position import At, Position
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
 from sulina.spark.filters import Bounds
-from sulina.spark.log_catalogue import LogCatalogue, checked_offset
+from sulina.spark.log_catalogue import LogCatalogue, checked_offset, open_catalogue
 from sulina.spark.options import ReadOptions
 from sulina.spark.scan import SPLIT_BYTES, Positions, Range, Span, limited, packed, ranges, shares, split_bytes
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
@@ -29,6 +29,16 @@ class Planner:
     options: ReadOptions
     logs: LogCatalogue
     _reached: set[Version] = field(default_factory=set)  # versions that some partition is known to have come to
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> "Planner":
+        """Make a planner with the catalogue that the options name.
+
+        Raises:
+            InvalidSettings: the location cannot be one.
+            Disconnected: no broker answers.
+        """
+        return cls(options, open_catalogue(options.location, options.topics))
 
     # A scan
 
@@ -229,8 +239,12 @@ def from_json(offsets: JsonOffsets) -> tuple[Offsets, Epochs]:
     for topic, partitions in offsets.items():
         for number, at in partitions.items():
             partition = PartitionName(TopicName.parse(topic), int(number))
-            offset, _, epoch = str(at).partition("@")
-            found[partition] = Offset(int(offset))
-            if epoch:
-                epochs[partition] = Epoch(int(epoch))
+            found[partition] = Offset(offset_of(at))
+            if isinstance(at, str):
+                epochs[partition] = Epoch(int(at.partition("@")[2]))
     return found, epochs
+
+
+def offset_of(at: int | str) -> int:
+    """Return the offset of an entry."""
+    return at if isinstance(at, int) else int(at.partition("@")[0])

@@ -129,12 +129,18 @@ def settings_for(master: str) -> dict[str, str]:
         ours |= LOCAL_SETTINGS
     elif {host for host, _port in _hosts(master)} & _LOOPBACK:
         ours |= LOOPBACK_SETTINGS
-    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
-    lines: list[str] = []
-    with contextlib.suppress(OSError), open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
-    theirs = {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
+    theirs = _user_defaults()
     return {key: value for key, value in ours.items() if key not in theirs}
+
+
+def _user_defaults() -> set[str]:
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except OSError:
+        return set()
+    return {re.split(r"[\s=:]", line, maxsplit=1)[0] for line in lines if line and line[0] not in "#!"}
 
 
 def _connected(name: str, remote: str, settings: Mapping[str, str]) -> SparkSession:

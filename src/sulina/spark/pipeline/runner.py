@@ -28,6 +28,7 @@ from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, Tab
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
+from sulina.spark.planner import offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -281,6 +282,4 @@ def _offsets(value: Any) -> dict[str, dict[str, int]] | None:
         value = json.loads(value)
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         return None
-    return {
-        topic: {number: int(str(at).partition("@")[0]) for number, at in one.items()} for topic, one in value.items()
-    }
+    return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in value.items()}

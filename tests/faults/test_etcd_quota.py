@@ -21,6 +21,9 @@ ACKS = 2500  # each is some 300 bytes of etcd's history: more than its quota
 CONSUMERS = 4
 PARTITIONS = 4
 BACKLOG = 2000  # records of each partition
+# Of each consumer after an ack, and each producer after a publish: a second or two of history, for which nobody
+# compacts while a new leader is elected, stays far below the quota also on a fast machine.
+PAUSE_SECONDS = 0.01
 VALUE_BYTES = 20_000
 TOPIC = "/default/orders"
 
@@ -50,7 +53,7 @@ async def publish(client: Client, partition: int, counts: list[int]) -> None:
     while True:
         await client.publish(TOPIC, b"x" * 100, partition=partition)
         counts[partition] += 1
-        await asyncio.sleep(0.02)  # not to take the machine from consumers
+        await asyncio.sleep(2 * PAUSE_SECONDS)
 
 
 async def consume(client: Client, name: str, acked: list[int]) -> None:
@@ -58,6 +61,7 @@ async def consume(client: Client, name: str, acked: list[int]) -> None:
     async for message in messages:
         await messages.ack(message)
         acked.append(message.offset)
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -227,8 +227,9 @@ def run_tests(
     seconds_max: int = TEST_SECONDS_MAX,
 ) -> tuple[int, str]:
     """Run tests against a source folder; return pytest's exit code and what it printed."""
-    # Hypothesis is a plugin too, and needs none of what pytest would have done to its assertions.
-    plain = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    # Hypothesis is a plugin too, and needs none of what pytest would have done to its assertions. And pytest's own
+    # tracebacks fail where a time limit has ended a test between two lines.
+    plain = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "--tb=native")
     tests = list(tests)
     arguments = ["-x", "-q", "-n", str(processes), "--timeout", str(seconds_max), *plain, *tests]
     receiver, sender = _forks().Pipe(duplex=False)

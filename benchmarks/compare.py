@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--full", action="store_true", help="not the quick form of each benchmark")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     found: dict[Figure, tuple[list[float], list[float]]] = {}
     for number in range(given.rounds):
         for script in given.scripts or SCRIPTS:

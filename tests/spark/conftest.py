@@ -1,32 +1,31 @@
 """One Spark session and one node for all tests of a worker; each test has topics of its own."""
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from pyspark.sql import SparkSession
 
 import sulina
 from sulina.client import SyncClient
+from sulina.spark.python_forks import PythonForks
 from sulina.spark.session import session
 from tests.support import serving
-from tests.support.spark_python import forking_python
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def spark_python() -> Iterator[Mapping[str, str]]:
-    """The environment in which Java starts forks instead of Python processes."""
-    with forking_python() as environment:
-        yield environment
+def spark_python() -> Mapping[str, str]:
+    """The environment in which other programs' Java starts forks instead of Python processes, as our session does."""
+    forks = PythonForks.shared()
+    assert forks is not None
+    return {"PYSPARK_PYTHON": forks.script, "PYSPARK_DRIVER_PYTHON": forks.script}
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, str]) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """On two cores of this machine."""
     folder = tmp_path_factory.mktemp("spark")
     settings = {
@@ -39,8 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, s
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
     }
-    with patch.dict(os.environ, spark_python):  # Java keeps it; drivers that tests start have Python itself
-        made = session("tests", master="local[2]", settings=settings)
+    made = session("tests", master="local[2]", settings=settings)
     yield made
     made.stop()
 

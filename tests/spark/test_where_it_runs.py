@@ -43,14 +43,8 @@ MOMENTS = {"quarantined_at"}  # of the run itself
 
 
 @pytest.fixture(scope="module")
-def cluster_python(spark_python: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment in which the daemons of workers are forks too."""
-    return {**spark_python, "SULINA_DAEMON_IS_FORKED": "1"}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, cluster_python: Mapping[str, str]) -> Iterator[Clusters]:
-    with clusters(tmp_path_factory.mktemp("clusters"), cluster_python) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory, spark_python: Mapping[str, str]) -> Iterator[Clusters]:
+    with clusters(tmp_path_factory.mktemp("clusters"), spark_python) as cluster:
         yield cluster
 
 
@@ -85,7 +79,7 @@ def rows(folder: Path, table: str) -> list[Any]:
 def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_through_connect(
     cluster: Clusters,
     spark: SparkSession,
-    cluster_python: Mapping[str, str],
+    spark_python: Mapping[str, str],
     client: SyncClient,
     node: Serving,
     topic: Topic,
@@ -105,7 +99,7 @@ def test_s8_one_job_makes_the_same_tables_locally_on_a_standalone_cluster_and_th
     assert not app(["pipeline", "run", str(files["local"]), "--once", "--master", "local[2]"])
     with ThreadPoolExecutor() as side_by_side:
         running = {
-            place: side_by_side.submit(run, folders[place], node, name, copies[place], places[place], cluster_python)
+            place: side_by_side.submit(run, folders[place], node, name, copies[place], places[place], spark_python)
             for place in ("standalone", "connect")
         }
         daemons |= {place: done.result() for place, done in running.items()}

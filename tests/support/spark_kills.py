@@ -259,6 +259,7 @@ class Driver:
             **os.environ,
             MARKS: str(self._marks),
             "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,  # without forks: what is killed is found by its name
             "SPARK_LOCAL_DIRS": str(self._folder / "local"),
             "TMPDIR": str(self._folder),
         }

@@ -26,6 +26,8 @@ from pyspark.sql import SparkSession
 from sulina.addresses import split_address
 from sulina.errors import InvalidSettings
 from sulina.spark.errors import SparkUnavailable
+from sulina.spark.java_start import quick_java
+from sulina.spark.python_forks import PythonForks
 from sulina.spark.quiet_start import holding_back
 
 LOCAL = "local[*]"
@@ -85,7 +87,7 @@ def session(
         )
     if remote is not None:
         return _connected(name, remote, settings or {})
-    check_java()
+    java = check_java()
     chosen = master or os.environ.get("SPARK_MASTER") or LOCAL
     given = settings_for(chosen) | dict(settings or {})
     if is_quiet:
@@ -93,17 +95,40 @@ def session(
         given = {"spark.log.level": level, "spark.ui.showConsoleProgress": "false"} | given
     if not chosen.startswith("local"):
         _check_reached(chosen)
-    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = {"spark.master": chosen, "spark.app.name": name, **given}
     try:
-        with holding_back(given) if is_quiet else contextlib.nullcontext():
+        holding = holding_back(given) if is_quiet else contextlib.nullcontext()
+        with _python(given), quick_java(java, _find_spark_home()), holding:
             spark = SparkSession.builder.config(map={**given}).getOrCreate()
     except PySparkException as error:
         raise SparkUnavailable(f"Spark did not start at {chosen}: {error}") from error
     if chosen.startswith("local"):
         _share_workers(spark.sparkContext)
     return spark
+
+
+@contextlib.contextmanager
+def _python(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set which Python Spark starts: the user's choice; on this machine alone forks; else the driver's own."""
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    is_chosen = "PYSPARK_PYTHON" in os.environ or "spark.pyspark.python" in settings
+    is_here = settings["spark.master"].startswith("local") and SparkContext._gateway is None  # noqa: SLF001
+    forks = PythonForks.shared() if is_here and not is_chosen else None
+    before = {name: os.environ.get(name) for name in names}
+    if forks is not None:
+        os.environ.update(dict.fromkeys(names, forks.script))
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable))
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    try:
+        yield
+    finally:
+        if forks is not None:  # other programs that this one starts have Python itself
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _share_workers(context: SparkContext) -> None:

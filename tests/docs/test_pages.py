@@ -1,0 +1,71 @@
+"""README and the guides do what they say: every block is run, in order, from an empty folder.
+
+`make test` reads all pages after each other, on one node, so that every block is run and no page contradicts another.
+`make examples` reads each page alone as well. `tests/support/page_blocks.py` says what a page may say about a block.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.page_blocks import Block, blocks_of
+from tests.support.page_run import PageReader, Ran
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README", "client", "subscriptions", "pubsub", "log", "spark", "cluster", "operations")  # in this order
+NOT_RUN_MAX = 15
+NOT_YET = ("sulina pipeline init",)  # blocks with these words wait for a pipeline that runs as `init` writes it
+SECONDS_MAX = 600
+
+is_long = pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="each page alone takes a minute: make examples")
+pytestmark = [pytest.mark.timeout(SECONDS_MAX), pytest.mark.needs("etcd"), pytest.mark.needs("java")]
+
+
+def path_of(page: str) -> Path:
+    return ROOT / "README.md" if page == "README" else ROOT / "docs" / "guides" / f"{page}.md"
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page that are run today."""
+    return [block for block in blocks_of(path_of(page)) if not any(words in block.text for words in NOT_YET)]
+
+
+def read(reader: PageReader, pages: Sequence[str]) -> None:
+    """Read pages, and tell how long each took."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    slowest: list[Ran] = []
+
+    def note(ran: Ran) -> None:
+        seconds[ran.block.page] += ran.seconds
+        slowest.append(ran)
+
+    try:
+        for page in pages:
+            reader.read(blocks(page), note)
+    finally:
+        for page, took in seconds.items():
+            print(f"{page:18} {took:6.1f} s")
+        for ran in sorted(slowest, key=lambda ran: -ran.seconds)[:15]:
+            print(f"  {ran.block.place:22} {ran.seconds:6.1f} s  {ran.block.text.splitlines()[0]}")
+
+
+def test_every_guide_is_read() -> None:
+    assert {path_of(page) for page in PAGES} == {ROOT / "README.md", *(ROOT / "docs" / "guides").glob("*.md")}
+
+
+def test_few_blocks_are_not_run() -> None:
+    reasons = Counter(block.why_not for page in PAGES for block in blocks_of(path_of(page)) if block.why_not)
+    assert reasons.total() <= NOT_RUN_MAX, reasons
+
+
+def test_all_pages_after_each_other_do_what_they_say(make_reader: Callable[[], PageReader]) -> None:
+    read(make_reader(), PAGES)
+
+
+@is_long
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_alone_does_what_it_says(page: str, make_reader: Callable[[], PageReader]) -> None:
+    read(make_reader(), [page])

@@ -1,18 +1,20 @@
 """README and the guides do what they say: every block is run, in order, from an empty folder.
 
 `make test` reads all pages after each other, on one node, so that every block is run and no page contradicts another.
-`make examples` reads each page alone as well. `tests/support/page_blocks.py` says what a page may say about a block.
+`make examples` also reads each page alone, and all of them with sessions of their own for each Spark command.
+`tests/support/page_blocks.py` says what a page may say about a block.
 """
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.page_blocks import Block, blocks_of
 from tests.support.page_run import PageReader, Ran
+from tests.support.spark_cluster import connect_alone
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README", "client", "subscriptions", "pubsub", "log", "spark", "cluster", "operations")  # in this order
@@ -61,7 +63,20 @@ def test_few_blocks_are_not_run() -> None:
     assert reasons.total() <= NOT_RUN_MAX, reasons
 
 
-def test_all_pages_after_each_other_do_what_they_say(make_reader: Callable[[], PageReader]) -> None:
+def test_all_pages_after_each_other_do_what_they_say(
+    make_reader: Callable[[], PageReader], python: Mapping[str, str], tmp_path: Path
+) -> None:
+    """One Spark Connect server does the work of a session for each command: a page is the same with it."""
+    reader = make_reader()
+    with connect_alone(tmp_path, python, cwd=reader.folder) as url:
+        reader.use({"SPARK_REMOTE": url})
+        read(reader, PAGES)
+
+
+@is_long
+def test_all_pages_after_each_other_do_what_they_say_on_this_machine_alone(
+    make_reader: Callable[[], PageReader],
+) -> None:
     read(make_reader(), PAGES)
 
 

@@ -51,7 +51,7 @@ class PageReader:
         self._port = consecutive_ports()
         self._server: PageServer | None = None
         self._log = state / "server.log"
-        self._environment = {
+        self._environment: dict[str, str] = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SULINA_", "PYTEST_"))},
             **environment,
             "PATH": f"{_programs(state)}{os.pathsep}{os.environ['PATH']}",
@@ -113,6 +113,10 @@ class PageReader:
     @property
     def environment(self) -> Mapping[str, str]:
         return self._environment
+
+    def use(self, environment: Mapping[str, str]) -> None:
+        """Add variables to the environment of all later blocks."""
+        self._environment |= environment
 
 
 class _Page:

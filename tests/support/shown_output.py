@@ -15,7 +15,7 @@ def missing(shown: str, printed: str, *, is_similar: bool = False) -> str | None
         wanted = _plain(line, is_similar)
         if wanted in ("", ANYTHING):
             continue
-        pattern = re.compile(".*".join(map(re.escape, wanted.split(ANYTHING))))
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in wanted.split(ANYTHING)))
         found = next((number for number, one in enumerate(rest) if pattern.fullmatch(one)), None)
         if found is None:
             return line

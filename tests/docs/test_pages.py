@@ -63,7 +63,7 @@ def test_few_blocks_are_not_run() -> None:
     assert reasons.total() <= NOT_RUN_MAX, reasons
 
 
-def test_all_pages_after_each_other_do_what_they_say(
+def test_d1_all_pages_after_each_other_do_what_they_say(
     make_reader: Callable[[], PageReader], python: Mapping[str, str], tmp_path: Path
 ) -> None:
     """One Spark Connect server does the work of a session for each command: a page is the same with it."""
@@ -74,7 +74,7 @@ def test_all_pages_after_each_other_do_what_they_say(
 
 
 @is_long
-def test_all_pages_after_each_other_do_what_they_say_on_this_machine_alone(
+def test_d1_all_pages_after_each_other_do_what_they_say_on_this_machine_alone(
     make_reader: Callable[[], PageReader],
 ) -> None:
     read(make_reader(), PAGES)
@@ -82,5 +82,5 @@ def test_all_pages_after_each_other_do_what_they_say_on_this_machine_alone(
 
 @is_long
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_alone_does_what_it_says(page: str, make_reader: Callable[[], PageReader]) -> None:
+def test_d1_a_page_alone_does_what_it_says(page: str, make_reader: Callable[[], PageReader]) -> None:
     read(make_reader(), [page])

@@ -34,6 +34,7 @@ BUDGETS = {
     "api": 50,
     "client": 20,
     "benchmarks": 15,
+    "docs": 75,
     "examples": 15,
     "interop": 5,
     "node": 5,

@@ -1,8 +1,8 @@
 """A reader who types the blocks of pages into terminals, in one folder that is empty at first.
 
-Blocks are run in their order, and the first that does not do what its page says ends the run with `PageFault`. A node or
-a cluster that a block starts goes on, through other pages too, until a block starts another: one at a time, as
-both listen on port 8080. The ports that pages name are free ones here, and `.venv/bin/` is where the tests' Python is.
+Blocks are run in their order, and the first that does not do what its page says ends the run with `PageFault`. A node
+or a cluster that a block starts goes on, through other pages too, until a block starts another: one at a time, as both
+listen on port 8080. The ports that pages name are free ones here, and `.venv/bin/` is where the tests' Python is.
 """
 
 import contextlib
@@ -187,7 +187,7 @@ class _Page:
 
     def _go_on(self, block: Block, command: list[str]) -> None:
         """Leave it running until the page ends; one that has ended by then has ended well."""
-        output = self._terminals.enter_context(tempfile.TemporaryFile())
+        output = self._terminals.enter_context((self._reader.state / f"background_{block.line}.txt").open("w+b"))
         process = self._start(command, output.fileno())
 
         def end() -> None:

@@ -1,7 +1,9 @@
 """README and the guides do what they say: every block is run, in order, from an empty folder.
 
 `make test` reads all pages after each other, on one node, so that every block is run and no page contradicts another.
-`make examples` also reads each page alone, and all of them with sessions of their own for each Spark command.
+Those that need neither Spark nor a cluster are read alone too. `make examples` reads each page alone, and all of them
+after each other with a Spark session of its own for each command.
+
 `tests/support/page_blocks.py` says what a page may say about a block.
 """
 
@@ -21,8 +23,9 @@ PAGES = ("README", "client", "subscriptions", "pubsub", "log", "spark", "cluster
 NOT_RUN_MAX = 15
 NOT_YET = ("sulina pipeline init",)  # blocks with these words wait for a pipeline that runs as `init` writes it
 SECONDS_MAX = 600
+LONG = ("README", "spark", "cluster", "operations")  # alone; README is the first of those after each other
 
-is_long = pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="each page alone takes a minute: make examples")
+is_long = pytest.mark.skipif(not os.environ.get("SULINA_SLOW"), reason="takes a minute or more: make examples")
 pytestmark = [pytest.mark.timeout(SECONDS_MAX), pytest.mark.needs("etcd"), pytest.mark.needs("java")]
 
 
@@ -80,7 +83,6 @@ def test_d1_all_pages_after_each_other_do_what_they_say_on_this_machine_alone(
     read(make_reader(), PAGES)
 
 
-@is_long
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=is_long if page in LONG else ()) for page in PAGES])
 def test_d1_a_page_alone_does_what_it_says(page: str, make_reader: Callable[[], PageReader]) -> None:
     read(make_reader(), [page])

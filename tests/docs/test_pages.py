@@ -8,7 +8,7 @@ after each other with a Spark session of its own for each command.
 """
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,22 +39,17 @@ def blocks(page: str) -> list[Block]:
 
 
 def read(reader: PageReader, pages: Sequence[str]) -> None:
-    """Read pages, and tell how long each took."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    slowest: list[Ran] = []
-
-    def note(ran: Ran) -> None:
-        seconds[ran.block.page] += ran.seconds
-        slowest.append(ran)
-
-    try:
-        for page in pages:
-            reader.read(blocks(page), note)
-    finally:
-        for page, took in seconds.items():
-            print(f"{page:18} {took:6.1f} s")
-        for ran in sorted(slowest, key=lambda ran: -ran.seconds)[:15]:
-            print(f"  {ran.block.place:22} {ran.seconds:6.1f} s  {ran.block.text.splitlines()[0]}")
+    """Read pages, and tell how long each program took: `pytest -s` shows it."""
+    for page in pages:
+        found: list[Ran] = []
+        try:
+            reader.read(blocks(page), found.append)
+        finally:
+            count = f"{len(found)} of {len(blocks_of(path_of(page)))} blocks"
+            print(f"\n{page:16} {count:19} {sum(ran.seconds for ran in found):6.1f} s")
+            for ran in found:
+                if ran.block.is_program:
+                    print(f"  {ran.block.place:20} {ran.seconds:6.1f} s  {ran.block.text.splitlines()[0]}")
 
 
 def test_every_guide_is_read() -> None:

@@ -20,10 +20,11 @@ from tests.support.page_blocks import Block, PageFault
 from tests.support.page_python import Typing
 from tests.support.page_server import HOST, PORTS, PageServer, consecutive_ports, words_of
 from tests.support.shown_output import missing
-from tests.support.spark_python import CLIENT, forking_python
+from tests.support.spark_python import CLIENT
 
 BLOCK_SECONDS_MAX = 120.0
 UNTIL_SECONDS_MAX = 60.0
+KEPT, DROPPED = ("SULINA_ETCD",), ("SULINA_", "PYTEST_")  # of the variables of the tests
 PAUSE_SECONDS = 0.2  # between two runs of a block that waits for something outside
 OUTPUT_CHARACTERS = 4000  # of a block that failed
 SHELL = """. "$PAGE_STATE"
@@ -52,12 +53,11 @@ class PageReader:
         self._server: PageServer | None = None
         self._log = state / "server.log"
         self._environment: dict[str, str] = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SULINA_", "PYTEST_"))},
+            **{name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(DROPPED)},
             **environment,
             "PATH": f"{_programs(state)}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(state),
             "SULINA_URL": f"http://{HOST}:{self._port}",
-            "SULINA_ETCD": os.environ.get("SULINA_ETCD", ""),
             "TMPDIR": str(state),
             "XDG_RUNTIME_DIR": str(state),
             "PAGE_STATE": str(state / "exports"),
@@ -251,6 +251,3 @@ def page_reader(folder: Path, state: Path, python: Mapping[str, str]) -> Iterato
         yield reader
     finally:
         reader.close()
-
-
-__all__ = ["PageReader", "Ran", "forking_python", "page_reader"]

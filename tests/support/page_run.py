@@ -22,7 +22,7 @@ from tests.support.page_server import HOST, PORTS, PageServer, consecutive_ports
 from tests.support.shown_output import missing
 from tests.support.spark_python import CLIENT
 
-BLOCK_SECONDS_MAX = 120.0
+BLOCK_SECONDS_MAX = 240.0
 UNTIL_SECONDS_MAX = 60.0
 KEPT, DROPPED = ("SULINA_ETCD",), ("SULINA_", "PYTEST_")  # of the variables of the tests
 PAUSE_SECONDS = 0.2  # between two runs of a block that waits for something outside

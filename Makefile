@@ -40,8 +40,8 @@ mutate: setup         ## changes core in one small place at a time (mutmut) and 
 failover: setup etcd  ## a broker dies, another takes its topics; SULINA_KEEP=folder keeps logs and etcd's keys of a failure
 	@$(BIN)/pytest -n 0 tests/cluster/test_seed_004.py
 
-examples: setup etcd  ## the examples and benchmarks that take long, each as its README says
-	@SULINA_SLOW=1 $(BIN)/pytest tests/examples tests/benchmarks tests/cli/test_demo.py
+examples: setup etcd  ## the examples and benchmarks that take long, and each page of the guides alone
+	@SULINA_SLOW=1 $(BIN)/pytest tests/docs tests/examples tests/benchmarks tests/cli/test_demo.py
 
 interop: setup        ## tables that Spark with Delta Lake's own jar shares with us, where the jar can be had
 	@tools/install_delta.sh .venv .venv-interop

@@ -26,6 +26,7 @@ FIRST = (
     *TOGETHER,
     *ALONE[:2],
     ALONE[-1],
+    "tests/docs/test_pages.py",  # pages after each other, on one worker
     "tests/crash/test_crash_images.py",
     "tests/blackbox/test_kills.py",
     "tests/blackbox/test_abuse.py",

@@ -6,7 +6,7 @@ from tools.mutants import ROOT, Mutant, load
 from tools.promises import PAGE, Promise, TestFunction, find_tests, load_promises, missing, numbers, page
 
 # A number that leads to docs/promises.md; in src only where the page is named with it.
-REFERENCE = re.compile(r"promises\.md[^\n]*?\b([LRUFPS]\d{1,2})\b|\b([LRUFPS]\d{1,2})\b[^\n]*?promises\.md")
+REFERENCE = re.compile(r"promises\.md[^\n]*?\b([LRUFPSD]\d{1,2})\b|\b([LRUFPSD]\d{1,2})\b[^\n]*?promises\.md")
 
 
 def test_every_promise_has_its_tests_and_mutants() -> None:

@@ -18,6 +18,7 @@ import concurrent.futures
 import datetime
 import functools
 import gc
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -40,6 +41,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTANTS = ROOT / "tests" / "mutants"
+SUPPORT = "tests.support."  # begins the symbols of mutants of what tests use; the others are of src
 TEST_SECONDS_MAX = 30  # a test that hangs with a defect has found it
 # What many tests need of other packages, and takes long to import.
 PRELOADED = [
@@ -88,10 +90,15 @@ class Mutant:
 
     promise: str
     name: str
-    symbol: str  # "Class.method", or "package.module:Class.method" where that alone is found twice
+    symbol: str  # "Class.method", or "package.module:Class.method" where that alone is found twice; or of SUPPORT
     replace: str
     by: str
     tests: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of what it changes, relative to the project."""
+        return SUPPORT.replace(".", "/").rstrip("/") if self.symbol.startswith(SUPPORT) else "src"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +151,7 @@ def plant(mutant: Mutant, source: Path) -> tuple[Path, str]:
     Raises:
         DoesNotApply: the symbol or the text to replace is not there exactly once, or the result is not Python.
     """
-    found = _symbols(source).get(mutant.symbol, [])
+    found = _symbols(source).get(mutant.symbol.removeprefix(SUPPORT), [])
     if len(found) != 1:
         where = ", ".join(str(path) for path, _, _ in found) or "nowhere"
         raise DoesNotApply(f"{mutant.name}: {mutant.symbol} must be in one place; it is in: {where}")
@@ -195,27 +202,33 @@ def run(mutant: Mutant, root: Path = ROOT) -> Result:
     """Plant one defect in a copy of the source, and run its tests there."""
     started = time.monotonic()
     try:
-        path, text = plant(mutant, root / "src")
+        path, text = plant(mutant, root / mutant.folder)
     except DoesNotApply as error:
         return Result(mutant=mutant, verdict=Verdict.BROKEN, seconds=0, output=str(error))
-    copy = _copy_of_source(root, threading.get_ident())
-    changed = copy / path
+    copy = _copy_of_source(root, mutant.folder, threading.get_ident())
+    changed = copy / mutant.folder / path
     changed.write_text(text)
     try:
-        code, output = run_tests(mutant.tests, copy, root)
+        if mutant.folder == "src":
+            code, output = run_tests(mutant.tests, copy / "src", root)
+        else:
+            code, output = run_tests(mutant.tests, root / "src", root, support=copy)
     finally:
-        shutil.copy2(root / "src" / path, changed)
+        shutil.copy2(root / mutant.folder / path, changed)
         Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)  # it has the defect
     verdict = {0: Verdict.SURVIVED, 1: Verdict.FOUND}.get(code, Verdict.BROKEN)
     return Result(mutant=mutant, verdict=verdict, seconds=time.monotonic() - started, output=output)
 
 
 @functools.cache
-def _copy_of_source(root: Path, _thread: int) -> Path:
-    """Return a copy of the source, with what is compiled, that one thread may change while this process lives."""
-    folder = tempfile.mkdtemp(prefix="sulina-mutants-")
+def _copy_of_source(root: Path, name: str, _thread: int) -> Path:
+    """Return a folder with a copy of one of the project's, with what is compiled, that one thread may change while this
+    process lives.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sulina-mutants-"))
     atexit.register(shutil.rmtree, folder)
-    return shutil.copytree(root / "src", Path(folder) / "src")
+    shutil.copytree(root / name, folder / name)
+    return folder
 
 
 def run_tests(
@@ -225,18 +238,23 @@ def run_tests(
     *,
     processes: int = 0,
     seconds_max: int = TEST_SECONDS_MAX,
+    support: Path | None = None,
 ) -> tuple[int, str]:
-    """Run tests against a source folder; return pytest's exit code and what it printed."""
+    """Run tests against a source folder; return pytest's exit code and what it printed.
+
+    `support` is a folder that has a `tests/support` instead of the project's.
+    """
     # Hypothesis is a plugin too, and needs none of what pytest would have done to its assertions. And pytest's own
     # tracebacks fail where a time limit has ended a test between two lines.
     plain = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "--tb=native")
     tests = list(tests)
     arguments = ["-x", "-q", "-n", str(processes), "--timeout", str(seconds_max), *plain, *tests]
+    paths = [str(folder) for folder in (support, source, root) if folder is not None]
     receiver, sender = _forks().Pipe(duplex=False)
     with tempfile.NamedTemporaryFile() as output, receiver:
         with sender:
             process = _forks().Process(
-                target=_run_pytest, args=(arguments, [str(source), str(root)], root, output.name, sender)
+                target=_run_pytest, args=(arguments, paths, root, output.name, sender, support is not None)
             )
             process.start()
         try:
@@ -267,7 +285,9 @@ class _Ended:
         self.code = int(exitstatus)
 
 
-def _run_pytest(arguments: list[str], paths: list[str], root: Path, output: str, sender: Connection) -> None:
+def _run_pytest(
+    arguments: list[str], paths: list[str], root: Path, output: str, sender: Connection, is_support: bool
+) -> None:
     """Run pytest here as `python -m pytest` in `root` with a PYTHONPATH of `paths` does, and send its exit code."""
     with open(output, "wb") as file:
         for standard in (1, 2):
@@ -279,6 +299,8 @@ def _run_pytest(arguments: list[str], paths: list[str], root: Path, output: str,
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path[:0] = paths
     os.chdir(root)
+    if is_support:
+        importlib.import_module(SUPPORT.strip("."))  # from the first path: pytest would take that of `root`
     ended = _Ended()
     try:
         pytest.main(arguments, plugins=[ended])

@@ -77,8 +77,8 @@ def find_tests(folder: Path = ROOT / "tests") -> list[TestFunction]:
 
 def numbers(name: str, docstring: str | None) -> frozenset[str]:
     """Return the numbers of promises in a test's name (`test_l13_…`) and docstring (`L13`)."""
-    in_name = {word.upper() for word in re.findall(r"(?<=_)[lrufps]\d{1,2}(?=_|$)", name)}
-    return frozenset(in_name | set(re.findall(r"\b[LRUFPS]\d{1,2}\b", docstring or "")))
+    in_name = {word.upper() for word in re.findall(r"(?<=_)[lrufpsd]\d{1,2}(?=_|$)", name)}
+    return frozenset(in_name | set(re.findall(r"\b[LRUFPSD]\d{1,2}\b", docstring or "")))
 
 
 def missing(promises: Sequence[Promise], tests: Sequence[TestFunction], mutants: Sequence[Mutant]) -> list[str]:

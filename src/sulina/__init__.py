@@ -3,8 +3,9 @@
 ```python
 import sulina
 
-async with sulina.connect("http://127.0.0.1:8080") as client:
-    await client.publish("/default/orders", {"order": 1})
+with sulina.connect_sync("memory:") as client:  # or sulina.connect("http://127.0.0.1:8080"), in a coroutine
+    client.admin.create_topic("/default/orders")
+    client.publish("/default/orders", {"order": 1}).raise_for_status()
 ```
 """
 

@@ -17,8 +17,8 @@ DAY = datetime.date.fromisoformat(os.environ["SULINA_DAY"])  # set by tests/conf
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_the_source_and_names_tests_that_exist(mutant: Mutant) -> None:
-    path, text = plant(mutant, ROOT / "src")
-    assert text != (ROOT / "src" / path).read_text()
+    path, text = plant(mutant, ROOT / mutant.folder)
+    assert text != (ROOT / mutant.folder / path).read_text()
     for test in mutant.tests:
         file, _, name = test.partition("::")
         assert (ROOT / file).exists(), file

@@ -34,6 +34,7 @@ BUDGETS = {
     "api": 50,
     "client": 20,
     "benchmarks": 15,
+    "docs": 120,
     "examples": 15,
     "interop": 5,
     "node": 5,

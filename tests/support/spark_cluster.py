@@ -20,6 +20,7 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 0.05
 WORKERS = 2
 JAVA_OPTIONS = spark_home.java_options()
+CONNECT_STARTED = r"Spark Connect server started at: \S+:(\d+)"
 
 
 @dataclass(slots=True)
@@ -48,7 +49,9 @@ class Java:
             self.process.wait(STOP_SECONDS)
 
 
-def start(name: str, folder: Path, python: Mapping[str, str], script: str, *arguments: str) -> Java:
+def start(
+    name: str, folder: Path, python: Mapping[str, str], script: str, *arguments: str, cwd: Path | None = None
+) -> Java:
     """One of Spark's own scripts: each becomes the process that it starts."""
     log = folder / f"{name}.log"
     memory = "256m" if script == "spark-class" else "1g"  # a Spark Connect server does the work itself
@@ -65,7 +68,7 @@ def start(name: str, folder: Path, python: Mapping[str, str], script: str, *argu
             stdout=sink,
             stderr=subprocess.STDOUT,
             env=os.environ | environment,
-            cwd=folder,
+            cwd=cwd or folder,
         )
     return Java(process, log)
 
@@ -79,6 +82,21 @@ class Clusters:
     connect: Java
     master_url: str
     connect_url: str
+
+
+@contextlib.contextmanager
+def connect_alone(folder: Path, python: Mapping[str, str], *, cwd: Path) -> Iterator[str]:
+    """The URL of a Spark Connect server without a cluster beside it; `cwd` is where its relative paths begin."""
+    java = start("connect", folder, python, "spark-submit", *connect_server(folder), cwd=cwd)
+    try:
+        yield connect_url(java)
+    finally:
+        java.stop()
+
+
+def connect_url(java: Java) -> str:
+    """Wait until a Spark Connect server is ready."""
+    return f"sc://{HOST}:{java.wait_for(CONNECT_STARTED)}"
 
 
 @contextlib.contextmanager
@@ -105,8 +123,7 @@ def clusters(folder: Path, python: Mapping[str, str]) -> Iterator[Clusters]:
         ]
         for one in workers:
             one.wait_for("Successfully (registered) with master")
-        port = connect.wait_for(r"Spark Connect server started at: \S+:(\d+)")
-        yield Clusters(master, workers, connect, master_url, f"sc://{HOST}:{port}")
+        yield Clusters(master, workers, connect, master_url, connect_url(connect))
 
 
 def connect_server(folder: Path) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_python import forks
 from tests.support.page_run import PageReader, page_reader
-from tests.support.spark_python import forking_python
 
 # Each plan runs once, on a handful of rows: compiling it takes longer than running it. As a user may have it.
 SPARK_DEFAULTS = """
@@ -20,12 +20,12 @@ spark.sql.adaptive.enabled false
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The environment in which programs are forks, and Spark has the settings of tests."""
     conf = tmp_path_factory.mktemp("conf")
     (conf / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
-    with forking_python() as environment:
-        yield {**environment, "SPARK_CONF_DIR": str(conf)}
+    script = forks().script
+    return {"PYSPARK_PYTHON": script, "PYSPARK_DRIVER_PYTHON": script, "SPARK_CONF_DIR": str(conf)}
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 import sulina
 from sulina.client import SyncClient
-from sulina.spark.python_forks import PythonForks
 from sulina.spark.session import session
 from tests.support import serving
+from tests.support.forked_python import forks
 
 _numbers = itertools.count()
 
@@ -19,9 +19,7 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def spark_python() -> Mapping[str, str]:
     """The environment in which other programs' Java starts forks instead of Python processes, as our session does."""
-    forks = PythonForks.shared()
-    assert forks is not None
-    return {"PYSPARK_PYTHON": forks.script, "PYSPARK_DRIVER_PYTHON": forks.script}
+    return {"PYSPARK_PYTHON": forks().script, "PYSPARK_DRIVER_PYTHON": forks().script}
 
 
 @pytest.fixture(scope="session")

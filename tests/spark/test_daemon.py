@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sulina.client import SyncClient
 from sulina.spark.daemon import leave_zip
-from sulina.spark.python_forks import PythonForks
+from tests.support.forked_python import forks
 from tests.support.serving import Serving
 
 DAEMON = b"sulina.spark.daemon"
@@ -21,9 +21,7 @@ DAEMON = b"sulina.spark.daemon"
 
 def daemons() -> int:
     """How many daemons of workers Spark has started: each has a process that stands for it."""
-    forks = PythonForks.shared()
-    assert forks is not None
-    wanted = (forks.address.encode(), DAEMON)
+    wanted = (forks().address.encode(), DAEMON)
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sulina.spark.python_forks import CLIENT, PythonForks
+from tests.support.forked_python import asking, forks
 
 SECONDS_MAX = 30.0
 TELLS = """
@@ -24,12 +25,6 @@ sys.stdin.read()
 """
 
 
-ASKS = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from python_fork_client import ask
-os._exit(ask(sys.argv[2], sys.argv[3:]))
-"""
 DRIVER = """
 import sys
 from sulina.spark.python_forks import PythonForks
@@ -39,17 +34,15 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def forks() -> PythonForks:
-    found = PythonForks.shared()
-    assert found is not None
-    return found
+def server() -> PythonForks:
+    return forks()
 
 
 def started(address: str, folder: Path, module: str, text: str, *words: str) -> "subprocess.Popen[str]":
     """A client that asks for a module of the test's own; from Spark it takes only those that import much."""
     (folder / f"{module}.py").write_text(text)
     return subprocess.Popen(
-        [sys.executable, "-IS", "-c", ASKS, str(CLIENT.parent), address, "-m", module, *words],
+        [*asking(address), "-m", module, *words],
         cwd=folder,
         env=os.environ | {"COLOUR": "red"},
         stdin=subprocess.PIPE,
@@ -67,9 +60,9 @@ def wait_gone(pid: int) -> None:
 
 
 def test_a_fork_has_the_arguments_environment_files_and_exit_code_of_its_client(
-    forks: PythonForks, tmp_path: Path
+    server: PythonForks, tmp_path: Path
 ) -> None:
-    with started(forks.address, tmp_path, "tells", TELLS, "one", "two") as process:
+    with started(server.address, tmp_path, "tells", TELLS, "one", "two") as process:
         said, complained = process.communicate("asked", timeout=SECONDS_MAX)
     assert said == f"__main__ {tmp_path} red ['one', 'two'] True\n"
     assert complained == "asked\n"
@@ -77,8 +70,8 @@ def test_a_fork_has_the_arguments_environment_files_and_exit_code_of_its_client(
 
 
 @pytest.mark.parametrize("how", ["killed", "its input ends"])
-def test_a_fork_ends_with_its_client(forks: PythonForks, tmp_path: Path, how: str) -> None:
-    with started(forks.address, tmp_path, "stays", STAYS) as process:
+def test_a_fork_ends_with_its_client(server: PythonForks, tmp_path: Path, how: str) -> None:
+    with started(server.address, tmp_path, "stays", STAYS) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         pid = int(process.stdout.readline())
@@ -116,10 +109,10 @@ def test_forks_and_their_server_end_with_the_driver(tmp_path: Path, how: str) ->
 
 
 def test_what_is_not_forked_is_python_itself_and_so_is_everything_when_the_server_is_gone(
-    forks: PythonForks, tmp_path: Path
+    server: PythonForks, tmp_path: Path
 ) -> None:
     code = "import sys; print(sys.argv, 'pyspark' in sys.modules)"
-    done = subprocess.run([forks.script, "-c", code, "x"], capture_output=True, text=True, check=True)
+    done = subprocess.run([server.script, "-c", code, "x"], capture_output=True, text=True, check=True)
     assert done.stdout == "['-c', 'x'] False\n"
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").touch()

@@ -8,6 +8,7 @@ listen on port 8080. The ports that pages name are free ones here, and `.venv/bi
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -16,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.forked_python import asking, forks
 from tests.support.page_blocks import Block, PageFault
 from tests.support.page_python import Typing
 from tests.support.page_server import HOST, PORTS, PageServer, consecutive_ports, words_of
 from tests.support.shown_output import missing
-from tests.support.spark_python import CLIENT
 
 BLOCK_SECONDS_MAX = 240.0
 UNTIL_SECONDS_MAX = 60.0
@@ -236,14 +237,14 @@ def _programs(state: Path) -> Path:
     folder.mkdir()
     for name, words in PROGRAMS.items():
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec "$SULINA_PYTHON" -IS {CLIENT} {words} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(asking(forks().address))} {words} "$@"\n')
         program.chmod(0o755)
     return folder
 
 
 @contextlib.contextmanager
 def page_reader(folder: Path, state: Path, python: Mapping[str, str]) -> Iterator[PageReader]:
-    """A reader in an empty folder; `python` is what `forking_python` has given."""
+    """A reader in an empty folder; `python` is the environment of its programs."""
     folder.mkdir()
     state.mkdir()
     reader = PageReader(folder, state, python)

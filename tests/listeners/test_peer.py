@@ -293,7 +293,7 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
         (hello("x"), "x is not a member"),
         (hello("b"), "b is not a member"),
         (hello("c"), "c is to be dialled by b"),
-        (hello(protocol=1), "a speaks protocol 1"),
+        (hello(protocol=1), "broker b has peer protocol 2; broker a knows it up to 1"),
         (bytes(encode_peer(Ping(1))), "Ping before Hello"),
         (bytes(encode_peer(batch(1))), "DeliverBatch before Hello"),
         (b"GET / HTTP/1.1\r\nhost: b\r\n\r\n", "bytes"),

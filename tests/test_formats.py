@@ -177,7 +177,8 @@ def as_said(error: SulinaError | None) -> None:
         raise error
 
 
-Make, Open = Callable[[Path], None], Callable[[Path], object]
+Make = Callable[[Path], None]
+Open = Callable[[Path], object]
 NOTHING: Make = lambda _: None  # noqa: E731
 REFUSALS: list[tuple[Format, Make, Open]] = [
     (formats.COMMIT, newer_commit, lambda home: opened(home / "log")),

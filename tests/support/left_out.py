@@ -36,6 +36,7 @@ BUDGETS = {
     "benchmarks": 15,
     "examples": 15,
     "interop": 5,
+    "golden": 15,
     "node": 5,
     "testing": 5,
     "tools": 5,

@@ -281,6 +281,9 @@ class TopicRegistry:
         try:
             known = self.catalogue.topic(name)
         except (CorruptCommit, NewerFormat) as damage:
+            if isinstance(damage, NewerFormat) and (served := self.topics.get(name)) is not None:
+                await self._damage(served, damage)  # it must not go on by an older policy, which may delete more
+                return
             self.damaged[name] = damage
             self._events.emit("topic_damaged", name, reason=str(damage))
             return
@@ -393,7 +396,7 @@ class TopicRegistry:
             _logger.error("cursors_not_made", topic=str(topic.name), error=str(error))
 
     async def _damage(self, topic: Topic, damage: CorruptCommit | NewerFormat) -> None:
-        """Close a topic of which a stored cursor cannot be read: nobody may guess it."""
+        """Close a topic of which an entry cannot be read: nobody may guess it."""
         if self.topics.get(topic.name) is not topic:
             return  # it went meanwhile
         self.damaged[topic.name] = damage

@@ -81,13 +81,10 @@ async def test_l20_an_archive_and_the_keys_of_each_release_make_a_cluster(
         shutil.copytree(release / "brokers" / owner, tmp_path / owner)
         await world.start(owner)
         await world.wait_served(EVENTS, by=owner)
-        assert await asyncio.to_thread(contents, world) == expected
+        assert up_to(expected, await asyncio.to_thread(contents, world)) == expected
         await world.start("new")
         await world.move(EVENTS, "new")
-        found = await asyncio.to_thread(contents, world)
-        assert records(found) == records(expected)
-        assert found["cursors"] == expected["cursors"]
-        assert found["answers"] == expected["answers"]
+        assert up_to(expected, await asyncio.to_thread(contents, world)) == expected
         for broker in world.brokers.values():
             assert broker.events("cluster_key_damaged") == []
 
@@ -97,8 +94,12 @@ def contents(world: World) -> dict[str, Any]:
         return contents_of(client, EVENTS, 1)
 
 
-def records(found: Mapping[str, Any]) -> list[Any]:
-    return [part["records"] for part in found["partitions"]]
+def up_to(expected: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What is found, without the claims that owners have added since."""
+    for part, before in zip(found["partitions"], expected["partitions"], strict=True):
+        assert part["version"] > before["version"]
+        part["version"], part["commits"] = before["version"], part["commits"][: len(before["commits"])]
+    return found
 
 
 async def restore(etcd: EtcdServer, prefix: str, dump: Mapping[str, Any]) -> None:

@@ -23,8 +23,8 @@ from sulina.json_values import Hook, json_decoder
 T = TypeVar("T")
 
 
-class _Head(msgspec.Struct):
-    """The field that says the format of a JSON value."""
+class _Numbered(msgspec.Struct):
+    """A JSON value that says its format."""
 
     format: Annotated[int, msgspec.Meta(ge=1)] = 1
 
@@ -69,7 +69,7 @@ class Format:
         size = len(self._prefix)
         if data.startswith(self._prefix) and data[size : size + 1] in b",}":
             return json_decoder(kind, hook).decode(b"{" + data[size:].removeprefix(b","))
-        number = json_decoder(_Head).decode(data).format
+        number = json_decoder(_Numbered).decode(data).format
         self.check(number, name)
         if b'"format"' in data:
             # The number is said in another way: kinds that take no unknown field must not see it.

@@ -169,7 +169,7 @@ class SqliteTables:
             raise InvalidInput(f"{self.path} is not a metadata file of Sulina, but another database: use another path")
         if (version := self._db.pragma("user_version")) != SQLITE.number:
             SQLITE.check(version, self.path)
-            raise InvalidInput(f"{self.path} has metadata format {version}, which is none: restore it from a copy")
+            raise InvalidInput(f"{self.path} has no metadata format ({version}): restore it from a copy")
         if self._db.pragma("journal_mode", "WAL") != "wal":
             raise OSError(f"{self.path} cannot use a write-ahead log: use a local disk")
         self._db.pragma("synchronous", "FULL")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -281,10 +282,13 @@ def answers(client: SyncClient, topic: str, partitions: int) -> dict[str, list[i
 
 
 def tidy(folder: Path) -> None:
-    """Remove what is no format: logs of processes and locks."""
+    """Remove what is no format (logs of processes, locks), and the names of this machine and its folders."""
     for path in [*folder.rglob("*.log"), *folder.rglob(".lock"), *folder.rglob("*.lock")]:
         if path.parent == folder or path.name.endswith("lock"):
             path.unlink(missing_ok=True)
+    for path in [*folder.glob("tables/*/_delta_log/*.json"), *folder.glob("tables/*/_sulina/*/*.json")]:
+        text = path.read_text()
+        path.write_text(text.replace(str(folder), "/golden").replace(f'"{socket.gethostname()}/', '"host/'))
 
 
 def size(path: Path) -> int:

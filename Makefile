@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup etcd peers run test mutants mutate failover interop examples check docs fix bench chaos lock clean
+.PHONY: setup etcd peers run test mutants mutate failover interop examples check docs fix bench chaos golden lock clean
 
 setup: $(STAMP)
 
@@ -75,6 +75,9 @@ chaos: setup etcd     ## the long form of the crash tests
 	  $(BIN)/pytest -n 0 --timeout 3600 -s tests/cluster/test_trust.py || exit 1; done
 	@SULINA_PUBSUB_SECONDS=120 $(BIN)/pytest -n 0 -s --timeout 3600 tests/pubsub/test_partitions.py
 	@SULINA_SPARK_KILLS=20 $(BIN)/pytest -n 0 -s tests/spark/test_exactly_once.py
+
+golden: setup etcd    ## the files of this release that later ones must open, once for each release
+	@$(BIN)/python -m tools.golden
 
 lock:                 ## resolve the dependencies again
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade \

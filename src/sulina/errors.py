@@ -63,6 +63,7 @@ SulinaError
 │   ├── LogStopped                  a write failed; open the log again once the disk is repaired (retry)
 │   ├── MetadataFailed, ArchiveFailed   a store failed, the outcome may be unknown (retry)
 │   │   └── MetadataFull            the store accepts no writes until there is room (retry)
+│   ├── NewerFormat                 a newer version of Sulina wrote this: upgrade to read it
 │   └── Corrupt                     stored bytes are not what was written
 │       ├── CorruptSegment, CorruptCommit
 │       └── CorruptLog              commits are missing and no checkpoint covers them
@@ -719,6 +720,24 @@ class ArchiveFailed(PubSubError):
         super().__init__(f"the archive in {path} cannot be reached: {cause}")
         self.path, self.cause = path, cause
         self.__cause__ = cause
+
+
+class NewerFormat(PubSubError):
+    """A newer version of Sulina wrote this, in a format that this version does not know. Nothing was changed."""
+
+    def __init__(
+        self,
+        *,
+        family: str,
+        name: str,
+        format: int,  # noqa: A002
+        newest: int,
+        reader: str = "this Sulina",
+    ) -> None:
+        super().__init__(
+            f"{name} has {family} {format}; {reader} knows it up to {newest}. Nothing was changed: upgrade {reader}"
+        )
+        self.family, self.name, self.format, self.newest = family, name, format, newest
 
 
 class Corrupt(PubSubError):

@@ -252,6 +252,7 @@ async def test_the_seal_is_durable_before_one_transaction_changes_the_assignment
         sealed = json.loads(state)
         assert sealed.pop("ts").endswith("Z")
         assert sealed == {
+            "format": 1,
             "state": "sealed",
             "last_committed_offset": 2,
             "next_offset": 3,

@@ -33,7 +33,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 async def answer(socket: ServerConnection) -> None:
     """Answer every call with INFO."""
     assert socket.request is not None
-    assert socket.request.path == "/v1/ws"
+    assert socket.request.path == "/v1/ws?protocol=1"
     async for data in socket:
         assert isinstance(data, bytes)
         await socket.send(encode_frame(Answer(decode_from_client(data).id, INFO)))  # type: ignore[union-attr]
@@ -42,11 +42,11 @@ async def answer(socket: ServerConnection) -> None:
 @pytest.mark.parametrize(
     ("url", "websocket_url"),
     [
-        ("http://127.0.0.1:8080", "ws://127.0.0.1:8080/v1/ws"),
-        ("https://node.example/", "wss://node.example/v1/ws"),
-        ("http://[::1]:80", "ws://[::1]:80/v1/ws"),
-        ("https://proxy.example/sulina", "wss://proxy.example/sulina/v1/ws"),
-        ("ws://a/v1/ws", "ws://a/v1/ws"),
+        ("http://127.0.0.1:8080", "ws://127.0.0.1:8080/v1/ws?protocol=1"),
+        ("https://node.example/", "wss://node.example/v1/ws?protocol=1"),
+        ("http://[::1]:80", "ws://[::1]:80/v1/ws?protocol=1"),
+        ("https://proxy.example/sulina", "wss://proxy.example/sulina/v1/ws?protocol=1"),
+        ("ws://a/v1/ws", "ws://a/v1/ws?protocol=1"),
     ],
 )
 def test_a_url_of_a_node_is_that_of_its_websocket(url: str, websocket_url: str) -> None:

@@ -293,7 +293,7 @@ def hello(broker_id: str = "a", to: str = "b", **more: int) -> bytes:
         (hello("x"), "x is not a member"),
         (hello("b"), "b is not a member"),
         (hello("c"), "c is to be dialled by b"),
-        (hello(protocol=1), "a speaks protocol 1"),
+        (hello(protocol=1), "broker b has peer protocol 2; broker a knows it up to 1"),
         (bytes(encode_peer(Ping(1))), "Ping before Hello"),
         (bytes(encode_peer(batch(1))), "DeliverBatch before Hello"),
         (b"GET / HTTP/1.1\r\nhost: b\r\n\r\n", "bytes"),
@@ -312,6 +312,35 @@ async def test_a_hello_that_does_not_fit_is_refused_and_the_reason_is_logged(b: 
     assert [entry["event"] for entry in logs.entries] == ["peer_refused"]
     assert says in logs.entries[0]["reason"]
     assert not b.told
+
+
+async def test_l18_a_broker_that_is_called_by_a_newer_one_says_its_own_number(b: Node) -> None:
+    b.network.set_members({"a": (HOST, 1)})
+    with Logged() as logs:
+        async with a_stranger(b.network.port) as stranger:
+            await stranger.hello("a", "b", protocol=3)
+            answer = await stranger.read()
+            assert isinstance(answer, Hello)
+            assert answer.protocol == 2
+            await stranger.until_closed()
+    assert [entry["event"] for entry in logs.entries] == ["peer_refused"]
+    assert "broker a has peer protocol 3; broker b knows it up to 2" in logs.entries[0]["reason"]
+    assert not b.told
+
+
+async def test_l18_a_broker_that_calls_a_newer_one_hears_its_number(a: Node) -> None:
+    with socket.create_server((HOST, 0)) as server, Logged() as logs:
+        server.setblocking(False)
+        a.network.set_members({"b": server.getsockname()})
+        connection, _ = await asyncio.get_running_loop().sock_accept(server)
+        with connection:
+            newer = Stranger(connection)
+            assert isinstance(await newer.read(), Hello)
+            await newer.hello("b", "a", protocol=3)
+            await newer.until_closed()
+            await a.until(lambda: any("unreachable" in entry["event"] for entry in logs.entries))
+    assert "broker b has peer protocol 3; broker a knows it up to 2" in logs.entries[0]["reason"]
+    assert not a.told
 
 
 def nested() -> bytes:

@@ -24,7 +24,7 @@ async def test_a_node_compresses_checkpoints_if_told_to(compress: bool, tmp_path
         await node.broker.publish_records(ORDERS, [StoredRecord(value=b"%d" % number)])
     await node.stop()
     [checkpoint] = tmp_path.rglob("*.checkpoint.json")
-    assert checkpoint.read_bytes().startswith(b"\x1f\x8b" if compress else b'{"version":10,')
+    assert checkpoint.read_bytes().startswith(b"\x1f\x8b" if compress else b'{"format":1,"version":10,')
     node = await Node.start(
         Settings(data=str(tmp_path), storage=StorageOptions(compress_checkpoints=not compress)), listen=False
     )

@@ -362,10 +362,11 @@ def test_s4_a_stream_begins_with_all_of_a_table_or_where_it_is_told(tmp_path: Pa
     for n in range(3):
         append(tmp_path, "n long", [[n]])
     streams = [Stream(tmp_path), Stream(tmp_path, start="version:1"), Stream(tmp_path, start="latest")]
-    assert [stream.at for stream in streams] == [{"version": -1, "snapshot": 2}, {"version": 0}, {"version": 2}]
+    starts = [{"version": -1, "snapshot": 2}, {"version": 0}, {"version": 2}]
+    assert [stream.at for stream in streams] == [{"format": 1} | start for start in starts]
     append(tmp_path, "n long", [[3]])
     assert [stream.batch() for stream in streams] == [[0, 1, 2, 3], [1, 2, 3], [3]]
-    assert [stream.at for stream in streams] == [{"version": 3}] * 3
+    assert [stream.at for stream in streams] == [{"format": 1, "version": 3}] * 3
     assert streams[0].batch() == []
     append(tmp_path, "n long", [[4]])
     assert [stream.batch() for stream in streams] == [[4]] * 3
@@ -387,9 +388,9 @@ def test_s4_a_batch_has_no_more_files_than_were_allowed_and_is_the_same_again(tm
         assert stream.batch(offsets[-2]) == seen[-1]
     assert [len(batch) for batch in seen] == [2, 2, 2, 2, 1, 0]
     assert sorted(n for batch in seen for n in batch) == list(range(9))
-    assert offsets[1] == {"version": -1, "files": 2, "snapshot": 1}
-    assert offsets[4] == {"version": 1, "files": 2}
-    assert offsets[5] == offsets[6] == {"version": 2}
+    assert offsets[1] == {"format": 1, "version": -1, "files": 2, "snapshot": 1}
+    assert offsets[4] == {"format": 1, "version": 1, "files": 2}
+    assert offsets[5] == offsets[6] == {"format": 1, "version": 2}
 
 
 def test_s4_a_stream_passes_compactions_over_and_stops_where_rows_were_taken_away(tmp_path: Path) -> None:

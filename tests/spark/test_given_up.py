@@ -1,7 +1,7 @@
 """What a stream does after records that it has read were given up (finding 10): the rule, on logs in memory."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -20,11 +20,11 @@ from sulina.spark.scan import Piece, Range, Span
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 ORDERS = PartitionName(TopicName.parse("/shop/orders"), 0)
-At = dict[str, dict[str, int | str]]
+At = dict[str, Any]
 
 
 def at(position: int | str) -> At:
-    return {"/shop/orders": {"0": position}}
+    return {"format": 1, "/shop/orders": {"0": position}}
 
 
 @dataclass

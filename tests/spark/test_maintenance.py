@@ -401,7 +401,7 @@ def test_s5_the_first_batch_of_a_stream_is_the_same_again_after_the_table_has_gr
     optimize(location_of(tmp_path))
     restarted = Stream(tmp_path)  # before Spark had noted that the batch was done, so it asks anew where to begin
     begin, restarted.at = restarted.at, stream.at
-    assert begin == {"version": -1, "snapshot": 4}
+    assert begin == {"format": 1, "version": -1, "snapshot": 4}
     assert restarted.batch(begin) == [0, 1, 2]
     assert restarted.batch() == [3]
 

@@ -109,6 +109,12 @@ class BrokerProcess:
             is_forked=self.is_forked,
         )
 
+    async def start_as_today(self) -> None:
+        """With the code of this tree, where it had that of a release before."""
+        self._environment.pop("PYTHONPATH", None)
+        self.is_forked = True
+        await self.start()
+
     async def start_killed(self, kill_at: str) -> None:
         """It reaches the step while it starts, or at once afterwards."""
         try:

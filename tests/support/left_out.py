@@ -37,6 +37,7 @@ BUDGETS = {
     "docs": 120,
     "examples": 15,
     "interop": 5,
+    "golden": 15,
     "node": 5,
     "testing": 5,
     "tools": 5,

@@ -26,13 +26,13 @@ from sulina.broker.stored_topic import StoredTopic
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import ALONE_EPOCH, Current, ObjectEntry, Sealed
+from sulina.core.formats import METADATA
 from sulina.core.log.commit import SegmentRef
 from sulina.core.log.resume import witnesses
 from sulina.core.log.retention import Retention
 from sulina.core.topic import Ack, Policy
 from sulina.errors import StaleEpoch, SulinaError, TopicNotFound
 from sulina.failpoints import Failpoint
-from sulina.json_values import decode_json
 from sulina.ports import Clock, Files, MetadataStore, Put
 from sulina.storage.directory_log import LogOptions
 from sulina.storage.partition_directory import Fate, Leftover, release_directory
@@ -169,7 +169,7 @@ class ArchivedLogOpener:
         """
         ownership = notes.ownership
         if self._cluster.must_set_archived(ownership, False):
-            report = Put(keys.archive_current(ownership.name), msgspec.json.encode(notes.current(log)))
+            report = Put(keys.archive_current(ownership.name), METADATA.encode(notes.current(log)))
             await self._cluster.set_archived(ownership, revision, False, puts=(report,))
 
     async def _tell_archived(self, ownership: PartitionOwnership, revision: int, log: Log) -> None:
@@ -185,7 +185,7 @@ class ArchivedLogOpener:
             TopicNotFound: it is not.
         """
         entry = await self._metadata.get(keys.delivery(partition.topic))
-        stored = decode_json(entry.value, StoredTopic) if entry is not None else None
+        stored = METADATA.decode(entry.value, StoredTopic, entry.key) if entry is not None else None
         if stored is None or stored.topic_id != topic_id or stored.is_deleting:
             raise TopicNotFound(topic=str(partition.topic))
 
@@ -193,7 +193,7 @@ class ArchivedLogOpener:
         """Read what an owner has sealed or reported. It is a witness only: one that cannot be read changes nothing."""
         entry = await self._metadata.get(key)
         try:
-            return None if entry is None else decode_json(entry.value, kind)
+            return None if entry is None else METADATA.decode(entry.value, kind, entry.key)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.warning("report_damaged", key=key, error=str(error))
             return None
@@ -279,7 +279,7 @@ class _ArchiveNotes:
                 object=added.object, offset_end=added.next_offset, size_bytes=added.size, epoch=self._epoch
             )
             key = keys.archive_object(self.ownership.name, added.base)
-            self._writer.note(key, partial(msgspec.json.encode, entry), self.ownership.fences)
+            self._writer.note(key, partial(METADATA.encode, entry), self.ownership.fences)
         self.report(self.log, added.object)
 
     def removed(self, removed: Sequence[SegmentRef]) -> None:
@@ -300,7 +300,7 @@ class _ArchiveNotes:
         ends = (log.archived_offset or 0, log.end_offset)
         if self._reported != ends:
             self._reported = ends
-            current = msgspec.json.encode(self.current(log, name))
+            current = METADATA.encode(self.current(log, name))
             self._writer.note(keys.archive_current(self.ownership.name), lambda: current, self.ownership.fences)
 
     def current(self, log: Log, name: str | None = None) -> Current:

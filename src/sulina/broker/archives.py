@@ -12,8 +12,8 @@ import structlog
 
 from sulina.broker.options import BrokerOptions
 from sulina.core.cluster.recovery import Memory, Seen
+from sulina.core.formats import MEMORY
 from sulina.errors import ArchiveFailed, CorruptCommit
-from sulina.json_values import decode_json
 from sulina.storage.archive import Archive
 from sulina.storage.archive_cache import ArchiveCache
 from sulina.storage.objects import Objects
@@ -65,7 +65,7 @@ class Archives:
         found = []
         for name, data in self._read_all(SEEN_FOLDER):
             try:
-                found.append(decode_json(data, Seen))
+                found.append(MEMORY.decode(data, Seen, name))
             except msgspec.DecodeError as error:
                 _logger.error("cluster_seen_damaged", object=name, error=str(error))  # it is a witness only
         return found
@@ -80,7 +80,7 @@ class Archives:
         found = []
         for name, data in self._read_all(MEMORY_FOLDER):
             try:
-                found.append(decode_json(data, Memory))
+                found.append(MEMORY.decode(data, Memory, name))
             except msgspec.DecodeError as error:
                 raise CorruptCommit(name=name, reason=str(error)) from None
         return found
@@ -92,8 +92,8 @@ class Archives:
             ArchiveFailed: the object store does not take it.
         """
         name = f"{memory.seen.broker_id}.json"
-        self._objects.put(f"{MEMORY_FOLDER}/{name}", [msgspec.json.encode(memory)])
-        self._objects.put(f"{SEEN_FOLDER}/{name}", [msgspec.json.encode(memory.seen)])
+        self._objects.put(f"{MEMORY_FOLDER}/{name}", [MEMORY.encode(memory)])
+        self._objects.put(f"{SEEN_FOLDER}/{name}", [MEMORY.encode(memory.seen)])
 
     def _read_all(self, folder: str) -> Iterator[tuple[str, bytes]]:
         for listed in self._objects.list(folder):

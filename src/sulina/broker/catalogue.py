@@ -19,9 +19,9 @@ from sulina.core.cluster.entries import DeleteMark, Reason, Unassigned
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.holder import Holder
 from sulina.core.delivery.members import SubscriptionKind
+from sulina.core.formats import METADATA
 from sulina.core.topic import Policy, Schema
 from sulina.errors import CorruptCommit
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Change, Compare, Entry, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import SubscriptionSettings
@@ -224,7 +224,7 @@ class Catalogue:
     async def put_namespace(self, namespace: str, policy: Policy, unchanged: Sequence[Compare] = ()) -> None:
         """Create or change a namespace while what it builds on is unchanged."""
         key = keys.namespace_policy(namespace)
-        await self._txn([key, *unchanged], puts=[Put(key, msgspec.json.encode(policy))])
+        await self._txn([key, *unchanged], puts=[Put(key, METADATA.encode(policy))])
 
     async def delete_namespace(self, namespace: str) -> None:
         """Delete a namespace that the caller has seen to be empty. A topic created meanwhile would have changed it."""
@@ -241,15 +241,15 @@ class Catalogue:
         namespace = self._namespaces[name.namespace]
         first = range(min(topic.stored.partitions, ASSIGNED_TOGETHER_MAX))
         puts = [
-            Put(keys.delivery(name), msgspec.json.encode(topic.stored)),
-            Put(keys.policy(name), msgspec.json.encode(topic.policy)),
-            Put(keys.schema(name), msgspec.json.encode(topic.schema)),
+            Put(keys.delivery(name), METADATA.encode(topic.stored)),
+            Put(keys.policy(name), METADATA.encode(topic.policy)),
+            Put(keys.schema(name), METADATA.encode(topic.schema)),
             Put(keys.namespace_topic(name), b"{}"),
             Put(namespace.key, namespace.value),
         ]
         if unassigned_ms is not None:
             entry = Unassigned(reason=Reason.CREATED, since_ms=unassigned_ms, topic_id=topic.stored.topic_id)
-            waits = msgspec.json.encode(entry)
+            waits = METADATA.encode(entry)
             puts += [Put(keys.unassigned(PartitionName(name, number)), waits) for number in first]
         # What is left of a topic of this name must be gone: nobody may own a partition of it already.
         epochs = [] if unassigned_ms is None else [keys.epoch(PartitionName(name, number)) for number in first]
@@ -260,10 +260,10 @@ class Catalogue:
         self, name: TopicName, policy: Policy, schema: Schema | None, unchanged: Sequence[Compare] = ()
     ) -> None:
         """Store another policy; and another schema, if no record was accepted yet."""
-        puts = [Put(keys.policy(name), msgspec.json.encode(policy))]
+        puts = [Put(keys.policy(name), METADATA.encode(policy))]
         compares: list[str | Compare] = [keys.delivery(name), keys.policy(name), *unchanged]
         if schema is not None:
-            puts.append(Put(keys.schema(name), msgspec.json.encode(schema)))
+            puts.append(Put(keys.schema(name), METADATA.encode(schema)))
             compares += [keys.schema(name), keys.schema_fixed(name)]
         await self._txn(compares, puts=puts)
 
@@ -277,7 +277,7 @@ class Catalogue:
     async def mark_deleting(self, name: TopicName, stored: StoredTopic) -> None:
         """Store that a topic exists only to be deleted from now on."""
         marked = msgspec.structs.replace(stored, is_deleting=True)
-        await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), msgspec.json.encode(marked))])
+        await self._txn([keys.delivery(name)], puts=[Put(keys.delivery(name), METADATA.encode(marked))])
 
     async def delete_topic(self, name: TopicName, topic_id: str, mark: Compare, now_ms: int) -> None:
         """Delete what is stored about a topic while `mark` holds.
@@ -291,7 +291,7 @@ class Catalogue:
         entries += [entry.key for entry in (await self.metadata.list(keys.storage_prefix(name))).entries]
         entries += [key for key in await self._reader_keys() if key.split("/")[3:5] == [name.namespace, name.topic]]
         await self._delete([key for key in entries if key != keys.delivery(name)], mark)
-        deleted = Put(keys.deleted(topic_id), msgspec.json.encode(DeleteMark(topic=str(name), at_ms=now_ms)))
+        deleted = Put(keys.deleted(topic_id), METADATA.encode(DeleteMark(topic=str(name), at_ms=now_ms)))
         await self._txn([mark], puts=[deleted], deletes=[keys.delivery(name), keys.namespace_topic(name)])
 
     async def is_deleted(self, topic_id: str) -> bool:
@@ -336,7 +336,7 @@ class Catalogue:
         await self.delete_cursors(name, subscription, partitions)
         key = keys.subscription(name, subscription)
         puts = [Put(keys.cursor(name, subscription, number), cursor.stored()) for number, cursor in cursors.items()]
-        puts.append(Put(key, msgspec.json.encode(StoredSettings(kind=settings.mode, start=settings.start))))
+        puts.append(Put(key, METADATA.encode(StoredSettings(kind=settings.mode, start=settings.start))))
         while len(puts) > TXN_OPERATIONS_MAX:  # cursors without a subscription mean nothing
             await self._txn([keys.delivery(name), key], puts=puts[: TXN_OPERATIONS_MAX - 1])
             puts = puts[TXN_OPERATIONS_MAX - 1 :]
@@ -362,7 +362,7 @@ class Catalogue:
     async def put_holder(self, name: TopicName, subscription: str, holder: Holder, fences: Sequence[Compare]) -> int:
         """Store another holder while the fences hold; return the revision of the entry."""
         key = keys.holder(name, subscription)
-        return await self._txn(fences, puts=[Put(key, msgspec.json.encode(holder))])
+        return await self._txn(fences, puts=[Put(key, METADATA.encode(holder))])
 
     async def delete_cursors(self, name: TopicName, subscription: str, partitions: int) -> None:
         """Delete the cursors of a subscription that was deleted.
@@ -446,7 +446,7 @@ def _is_traffic(key: str) -> bool:
 
 def _read(entry: Entry, kind: type[Read]) -> Read:
     try:
-        return decode_json(entry.value, kind)
+        return METADATA.decode(entry.value, kind, entry.key)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptCommit(name=entry.key, reason=str(error)) from None
 

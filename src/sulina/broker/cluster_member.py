@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 import structlog
 
 from sulina.broker.archives import Archives
@@ -29,6 +28,7 @@ from sulina.broker.topic_admin import TopicAdmin
 from sulina.broker.topic_registry import TopicRegistry
 from sulina.broker.topic_table import TopicTable
 from sulina.core.cluster import keys
+from sulina.core.formats import METADATA
 from sulina.errors import ArchiveFailed, InvalidSettings, SulinaError
 from sulina.ports import NO_REVISION, Clock, Compare, MetadataStore, Put
 
@@ -248,6 +248,6 @@ def entries_to_remember(
             entries |= subscription.stored_cursors()
     if timekeeper.stored is not None:
         entries[keys.SHOWN_TIME] = timekeeper.stored
-    entries |= {keys.epoch(name): msgspec.json.encode(held.value) for name, held in view.epochs.items()}
-    entries |= {keys.deleted(topic_id): msgspec.json.encode(mark.value) for topic_id, mark in view.deleted.items()}
+    entries |= {keys.epoch(name): METADATA.encode(held.value) for name, held in view.epochs.items()}
+    entries |= {keys.deleted(topic_id): METADATA.encode(mark.value) for topic_id, mark in view.deleted.items()}
     return entries

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
 import structlog
 
 from sulina.broker.cluster.assignee import OwnAssignment
@@ -27,6 +26,7 @@ from sulina.broker.topic_registry import TopicRegistry
 from sulina.broker.unloading import Unloading, UnloadOutcome
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import EpochEntry, UnloadRequest
+from sulina.core.formats import METADATA
 from sulina.errors import NotServing, SulinaError
 from sulina.failpoints import Failpoint
 from sulina.ports import Clock
@@ -170,7 +170,7 @@ class PartitionOwner:
             ownership.acquire(epoch, revision)
         wanted.held, wanted.ready, wanted.topic = revision, None, topic
         # The disk of this broker has the topic before it is served, so that it outlives the metadata store.
-        await self._memory.ensure(keys.delivery(topic.name), msgspec.json.encode(topic.stored).decode())
+        await self._memory.ensure(keys.delivery(topic.name), METADATA.encode(topic.stored).decode())
         if topic.is_reliable:
             await self._registry.make_cursors(topic, only=partition.partition)
         if wanted.epoch is None or wanted.revision != revision or self._has_other_topic(partition, wanted):

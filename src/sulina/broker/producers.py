@@ -14,8 +14,8 @@ from sulina.broker.catalogue import Catalogue, Outdated
 from sulina.broker.cluster_handle import ClusterHandle
 from sulina.core.cluster import keys
 from sulina.core.cluster.producers import ProducerKey, StoredProducer, reconcile
+from sulina.core.formats import METADATA
 from sulina.errors import CorruptCommit, SulinaError
-from sulina.json_values import decode_json
 from sulina.ports import TXN_OPERATIONS_MAX, Clock, MetadataStore, Put
 from sulina.types import TopicName
 from sulina.wire.messages import ProducerInfo
@@ -125,7 +125,7 @@ class Producers:
         stored = await self._stored(topic)
         attached = self._attached.get(topic, Counter())
         gone, new = reconcile(stored, attached, broker_id=self._broker_id, present=self._present())
-        value = msgspec.json.encode(StoredProducer(since_ms=int(self._clock.now() * 1000)))
+        value = METADATA.encode(StoredProducer(since_ms=int(self._clock.now() * 1000)))
         operations: list[Put | str] = [keys.producer(topic, *key) for key in gone]
         operations += [Put(keys.producer(topic, *key), value) for key in new]
         for first in range(0, len(operations), TXN_OPERATIONS_MAX):
@@ -144,7 +144,7 @@ class Producers:
         for entry in (await self._metadata.list(keys.producers(topic))).entries:
             producer, broker = entry.key.split("/")[-2:]
             try:
-                found[producer, broker] = decode_json(entry.value, StoredProducer)
+                found[producer, broker] = METADATA.decode(entry.value, StoredProducer, entry.key)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 _logger.error("producer_unreadable", error=str(CorruptCommit(name=entry.key, reason=str(error))))
                 found[producer, broker] = StoredProducer(since_ms=0)

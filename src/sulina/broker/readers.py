@@ -28,6 +28,7 @@ from sulina.core.delivery.readers import (
     grouped,
     needed,
 )
+from sulina.core.formats import METADATA
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.topic import DeliveryGuarantee
@@ -36,6 +37,7 @@ from sulina.errors import (
     InvalidInput,
     InvalidName,
     LimitReached,
+    NewerFormat,
     NotReliable,
     NotServing,
     PartitionNotFound,
@@ -44,7 +46,6 @@ from sulina.errors import (
     SulinaError,
     TopicNotFound,
 )
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, Entry, MetadataStore, Put
 from sulina.types import Offset, PartitionName, TopicName, checked_reader
 from sulina.wire.messages import ReaderInfo, ReaderPage, ReaderPositionInfo, ReaderSettings
@@ -65,7 +66,7 @@ class _Found:
 
     readers: dict[ReaderKey, RegisteredReader]
     entries: dict[str, Entry]
-    damage: dict[PartitionName, CorruptCommit]  # positions that cannot be read
+    damage: dict[PartitionName, CorruptCommit | NewerFormat]  # positions that cannot be read
 
     def check(self, topic: TopicName | None = None) -> None:
         """Check that the positions of one topic, or of all, could be read.
@@ -357,7 +358,7 @@ class Readers:
                 async with partition.using() as log:
                     return log.view.start_offset, log.view.next_offset
             said = await self._metadata.get(keys.archive_current(name))
-            return None if said is None else (None, decode_json(said.value, Current).end_offset)
+            return None if said is None else (None, METADATA.decode(said.value, Current, said.key).end_offset)
         except (SulinaError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _logger.warning("end_not_known", partition=str(name), error=str(error))
             return None
@@ -365,7 +366,7 @@ class Readers:
 
 def _found(entries: Sequence[Entry]) -> _Found:
     positions: list[tuple[str, PartitionName, ReaderPosition]] = []
-    damage: dict[PartitionName, CorruptCommit] = {}
+    damage: dict[PartitionName, CorruptCommit | NewerFormat] = {}
     for entry in entries:
         try:
             name, partition = keys.reader_of(entry.key)
@@ -374,7 +375,7 @@ def _found(entries: Sequence[Entry]) -> _Found:
             continue
         try:
             positions.append((name, partition, ReaderPosition.load(entry.key, entry.value)))
-        except CorruptCommit as error:
+        except (CorruptCommit, NewerFormat) as error:
             damage[partition] = error
     return _Found(grouped(positions), {entry.key: entry for entry in entries}, damage)
 

@@ -14,8 +14,8 @@ from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import RememberedTime
 from sulina.core.cluster.shown_time import REMEMBER_SECONDS, ShownTime, ahead_seconds
+from sulina.core.formats import METADATA
 from sulina.errors import SulinaError
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Clock, Compare, MetadataStore, Put
 
 _logger = structlog.get_logger("sulina.time")
@@ -66,7 +66,7 @@ class Timekeeper:
         if entry is None:
             return None, NO_REVISION
         try:
-            remembered = decode_json(entry.value, RememberedTime).shown_ms / 1000
+            remembered = METADATA.decode(entry.value, RememberedTime, entry.key).shown_ms / 1000
             self.stored = entry.value
             return remembered, entry.revision
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -75,7 +75,7 @@ class Timekeeper:
 
     async def _remember(self, shown: float, revision: int) -> None:
         """Store a newer time, unless another broker was quicker."""
-        value = msgspec.json.encode(RememberedTime(shown_ms=int(shown * 1000)))
+        value = METADATA.encode(RememberedTime(shown_ms=int(shown * 1000)))
         try:
             await self._metadata.txn(compares=[Compare(keys.SHOWN_TIME, revision)], puts=[Put(keys.SHOWN_TIME, value)])
         except (SulinaError, OSError) as error:

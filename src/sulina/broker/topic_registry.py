@@ -39,6 +39,7 @@ from sulina.broker.topic_table import TopicTable
 from sulina.core.cluster import keys
 from sulina.core.delivery.cursor import Cursor
 from sulina.core.delivery.dead_letter import dead_letter, dead_letter_topic, txn_id_of
+from sulina.core.formats import METADATA
 from sulina.core.log.position import Position
 from sulina.core.log.publish_request import PublishRequest
 from sulina.core.records.record import StoredRecord, encode
@@ -49,12 +50,12 @@ from sulina.errors import (
     CorruptCommit,
     LimitReached,
     NamespaceNotFound,
+    NewerFormat,
     NotServing,
     SubscriptionNotFound,
     SulinaError,
     TopicNotFound,
 )
-from sulina.json_values import decode_json
 from sulina.ports import Clock, Compare, MetadataStore
 from sulina.types import PartitionName, TopicName, checked_subscription
 
@@ -102,7 +103,7 @@ class TopicRegistry:
         self.topics = topics
         self.namespaces: dict[str, Policy] = {}
         self.deleting: dict[TopicName, StoredTopic] = {}  # marked, and not yet gone
-        self.damaged: dict[TopicName, CorruptCommit] = {}  # topics whose metadata cannot be read
+        self.damaged: dict[TopicName, CorruptCommit | NewerFormat] = {}  # topics whose metadata cannot be read
         self.changes: set[asyncio.Task[Any]] = set()  # under way; a stop waits for them
         self.lock = asyncio.Lock()  # for changes to what exists
         self._metadata = metadata
@@ -172,7 +173,7 @@ class TopicRegistry:
         self._lookups += 1
         try:
             entry = await self._metadata.get(keys.delivery(name))
-            if entry is not None and not decode_json(entry.value, StoredTopic).is_deleting:
+            if entry is not None and not METADATA.decode(entry.value, StoredTopic, entry.key).is_deleting:
                 await self.topics.when_known(name, NEWS_SECONDS) or await self.fetch(name)
                 return
         except (SulinaError, OSError, msgspec.DecodeError) as error:
@@ -237,7 +238,7 @@ class TopicRegistry:
     def _change_all(self) -> None:
         """Change all topics that stay, before anything is awaited: a first record compares with what was loaded."""
         for topic in self.topics:
-            with contextlib.suppress(CorruptCommit):  # it is synced, and named, in its turn
+            with contextlib.suppress(CorruptCommit, NewerFormat):  # it is synced, and named, in its turn
                 known = self.catalogue.topic(topic.name)
                 if known is not None and known.stored == topic.stored:
                     self._change(topic, known)
@@ -279,7 +280,10 @@ class TopicRegistry:
     async def _sync_topic(self, name: TopicName) -> None:
         try:
             known = self.catalogue.topic(name)
-        except CorruptCommit as damage:
+        except (CorruptCommit, NewerFormat) as damage:
+            if isinstance(damage, NewerFormat) and (served := self.topics.get(name)) is not None:
+                await self._damage(served, damage)  # it must not go on by an older policy, which may delete more
+                return
             self.damaged[name] = damage
             self._events.emit("topic_damaged", name, reason=str(damage))
             return
@@ -385,14 +389,14 @@ class TopicRegistry:
     async def _make_cursors_or_log(self, topic: Topic) -> None:
         try:
             await self.make_cursors(topic)
-        except CorruptCommit as damage:
+        except (CorruptCommit, NewerFormat) as damage:
             await self._damage(topic, damage)
         except (SulinaError, OSError) as error:
             # A consumer that attaches tries again, and is told.
             _logger.error("cursors_not_made", topic=str(topic.name), error=str(error))
 
-    async def _damage(self, topic: Topic, damage: CorruptCommit) -> None:
-        """Close a topic of which a stored cursor cannot be read: nobody may guess it."""
+    async def _damage(self, topic: Topic, damage: CorruptCommit | NewerFormat) -> None:
+        """Close a topic of which an entry cannot be read: nobody may guess it."""
         if self.topics.get(topic.name) is not topic:
             return  # it went meanwhile
         self.damaged[topic.name] = damage

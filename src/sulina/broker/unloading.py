@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any
 
-import msgspec
 import structlog
 
 from sulina.broker.cluster.cluster import Cluster
@@ -22,6 +21,7 @@ from sulina.broker.partition_logs import PartitionLogs
 from sulina.broker.topic import Topic
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Current, GivenUp, Reason, Sealed, UnloadRequest, UnloadStep
+from sulina.core.formats import METADATA
 from sulina.core.log.commit import timestamp_text
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.core.log.resume import DIRECTORY, End
@@ -209,8 +209,8 @@ class Unloading:
             to=unload.to,
             is_on_disk=is_on_disk,
             puts=(
-                Put(keys.archive_current(name), msgspec.json.encode(current)),
-                Put(keys.given_up(name, ownership.epoch.epoch), msgspec.json.encode(given_up)),
+                Put(keys.archive_current(name), METADATA.encode(current)),
+                Put(keys.given_up(name, ownership.epoch.epoch), METADATA.encode(given_up)),
             ),
             deletes=(keys.sealed_state(name),),
         )
@@ -285,7 +285,7 @@ class Unloading:
             broker_id=epoch.broker_id,
             ts=timestamp_text(self._clock.now()),
         )
-        state = Put(keys.sealed_state(self._ownership.name), msgspec.json.encode(sealed))
+        state = Put(keys.sealed_state(self._ownership.name), METADATA.encode(sealed))
         async with self._ownership.archived_flag_lock:
             await self._handle.set_archived(self._ownership, self._revision, True, puts=(state,))
         self._options.failpoints(Failpoint.UNLOAD_SEALED_STATE)

@@ -16,7 +16,7 @@ from sulina.client.in_flight import InFlight, Rooms
 from sulina.client.options import ClientOptions
 from sulina.client.retries import Make, RetryState, send_with_retry
 from sulina.core.backoff import Backoff
-from sulina.errors import Disconnected, ProtocolError, SulinaError, from_code
+from sulina.errors import Disconnected, NewerFormat, ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Answer, Deliver, Detached, Failed, FromClient, FromNode, Happened
 
 
@@ -373,7 +373,7 @@ class Session:
                 awaiting.set_result(frame.result)
                 return True
         elif isinstance(frame, Failed):
-            if not frame.id and frame.code == ProtocolError.code:
+            if not frame.id and frame.code in (ProtocolError.code, NewerFormat.code):
                 # One of the requests is to blame; whichever it is, it would break the next connection too.
                 self._fail_pending(frame.error())
                 raise Disconnected(url=self.url, reason=frame.message)

@@ -8,10 +8,12 @@ from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketExcepti
 from websockets.frames import CloseCode
 
 from sulina.client.connection import Connection
+from sulina.core.formats import SESSION
 from sulina.errors import Disconnected, InvalidSettings, ProtocolError
 from sulina.wire.frames import FRAME_BYTES_MAX, Failed, FromClient, FromNode, decode_from_node, encode_frame
 
 PATH: Final = "/v1/ws"
+PROTOCOL: Final = f"protocol={SESSION.number}"  # how the node learns which frames we speak
 OPEN_SECONDS: Final = 10.0
 PING_SECONDS: Final = 20.0  # a half-open connection is noticed within twice this
 CLOSE_SECONDS: Final = 2.0
@@ -46,7 +48,7 @@ class WebSocketConnector:
             raise InvalidSettings(f"{url!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
         self.url = url
         path = parts.path.rstrip("/").removesuffix(PATH) + PATH
-        self.websocket_url = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
+        self.websocket_url = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, PROTOCOL, ""))
 
     async def __call__(self) -> Connection:
         """Open a connection.

@@ -53,6 +53,7 @@ STATUSES: dict[type[SulinaError], HTTPStatus] = {
     errors.LogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.LogStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Corrupt: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.NewerFormat: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 # What HTTP itself refuses, before the broker hears of it.
 HTTP_CODES: dict[str, tuple[HTTPStatus, str]] = {
@@ -73,7 +74,7 @@ HTTP_CODES: dict[str, tuple[HTTPStatus, str]] = {
 # Their messages name files of the node: those are for its log.
 _OF_THE_NODE = (
     errors.LogClosed, errors.LogLocked, errors.LogStopped, errors.Corrupt, errors.LeaseLost, errors.MetadataFailed,
-    errors.ArchiveFailed,
+    errors.ArchiveFailed, errors.NewerFormat,
 )  # fmt: skip
 _RETRYABLE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _OURS = frozenset(("type", "title", "status", "detail", "code", "retryable"))

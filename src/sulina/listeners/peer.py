@@ -17,7 +17,8 @@ import structlog
 
 from sulina.broker.pubsub.peers import Loopback, PeerListener
 from sulina.core.backoff import Backoff
-from sulina.errors import ProtocolError
+from sulina.core.formats import PEER
+from sulina.errors import NewerFormat, ProtocolError
 from sulina.listeners.listening_socket import bound_socket
 from sulina.listeners.peer_link import PeerLimits, PeerLink, PeerStats
 from sulina.listeners.peer_requests import Answers, PeerRequests, refuse_requests
@@ -263,6 +264,14 @@ class PeerNetwork:
             ProtocolError: it does not; it says why.
         """
         assert self._listener is not None
+        if hello.protocol != PROTOCOL:
+            if link.dialled is None:  # it has to hear our number, or it would only see that we hang up
+                link.send_control(self._hello(hello.broker_id))
+            older, newer = sorted([(hello.protocol, hello.broker_id), (PROTOCOL, self.broker_id)])
+            name, reader = f"broker {newer[1]}", f"broker {older[1]}"
+            error = NewerFormat(family=PEER.family, name=name, format=newer[0], newest=older[0], reader=reader)
+            link.finish(str(error))
+            return
         objection = self._objection(link, hello)
         if objection is not None:
             raise ProtocolError(objection)
@@ -314,8 +323,6 @@ class PeerNetwork:
     def _objection(self, link: PeerLink, hello: Hello) -> str | None:
         """Return why a hello does not fit; None: it does."""
         who = hello.broker_id
-        if hello.protocol != PROTOCOL:
-            return f"{who} speaks protocol {hello.protocol}, this broker {PROTOCOL}"
         if hello.to != self.broker_id:
             return f"{who} means {hello.to}, and this is {self.broker_id}"
         if link.dialled is not None:

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import structlog
 
 from sulina.broker.broker import Broker
-from sulina.errors import LimitReached, NotServing, ProtocolError, SulinaError
+from sulina.core.formats import SESSION
+from sulina.errors import LimitReached, NewerFormat, NotServing, ProtocolError, SulinaError
 from sulina.listeners.session import ServerSession, SessionLimits
 from sulina.wire.frames import Failed, decode_from_client, encode_frame
 
@@ -45,8 +47,10 @@ class WebSocketListener:
             return
         await send({"type": "websocket.accept"})
         client = scope.get("client")
-        session = ServerSession(self._broker, self._limits, name=f"{client[0]}:{client[1]}" if client else "?")
-        reading = asyncio.create_task(self._read(session, receive, send))
+        session_name = f"{client[0]}:{client[1]}" if client else "?"
+        session = ServerSession(self._broker, self._limits, name=session_name)
+        refusal = session_objection(scope.get("query_string", b""), session_name)
+        reading = asyncio.create_task(self._read(session, receive, send, refusal))
         sending = asyncio.create_task(self._send(session, send))
         self._open[session] = reading
         self._all_closed.clear()
@@ -74,19 +78,22 @@ class WebSocketListener:
             return LimitReached(kind="sessions", limit=self._sessions_max)
         return None
 
-    async def _read(self, session: ServerSession, receive: Receive, send: Send) -> None:
+    async def _read(self, session: ServerSession, receive: Receive, send: Send, objection: SulinaError | None) -> None:
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
             try:
+                if objection is not None:  # the first request gets it as its answer
+                    raise objection
                 data = message.get("bytes")
                 if data is None:
                     raise ProtocolError("frames are binary messages; this one is text")
                 frame = decode_from_client(data)
-            except ProtocolError as error:
+            except (ProtocolError, NewerFormat) as error:
                 # What follows cannot be trusted either.
-                await send({"type": "websocket.send", "bytes": encode_frame(Failed(0, error.code, str(error)))})
+                refused = Failed(0, error.code, str(error), error.details())
+                await send({"type": "websocket.send", "bytes": encode_frame(refused)})
                 await send({"type": "websocket.close", "code": PROTOCOL_ERROR, "reason": str(error)[:120]})
                 return
             await session.handle(frame)
@@ -104,3 +111,16 @@ class WebSocketListener:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(3 * FINISH_SECONDS):
                 await self._all_closed.wait()
+
+
+def session_objection(query: bytes, client: str) -> SulinaError | None:
+    """Return why a client cannot be served by the protocol that its URL states; without one it speaks the first."""
+    stated = parse_qs(query.decode("latin-1")).get("protocol", ["1"])[-1]
+    try:
+        SESSION.check(int(stated), f"client {client}")
+    except NewerFormat as error:
+        _logger.warning("session_refused", client=client, error=str(error))
+        return error
+    except ValueError:
+        return ProtocolError(f"protocol={stated} is not a number")
+    return None

@@ -75,6 +75,7 @@ class SqliteMetadata:
             LogLocked: another process has it.
             Corrupt: it is damaged.
             InvalidInput: it is a file of another kind.
+            NewerFormat: a newer version of Sulina wrote it.
             MetadataFailed: it cannot be read or written.
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sulina-metadata")

@@ -19,19 +19,19 @@ from operator import attrgetter
 import apsw
 from crc32c import crc32c
 
+from sulina.core.formats import SQLITE
 from sulina.errors import Compacted, Corrupt, InvalidInput, LeaseLost, LogLocked, MetadataFailed, SulinaError
 from sulina.metadata.checks import HISTORY_BYTES_MAX, check_compact
 from sulina.metadata.watches import History
 from sulina.ports import NO_REVISION, Change, Compare, Entry, Listing, Put, TxnResult
 
 APPLICATION_ID = int.from_bytes(b"SulM")  # in the header of the file
-FORMAT = 1
 BUSY_MILLISECONDS = 1_000  # wait this long for a tool that reads the file
 WAL_BYTES_KEPT = 16 << 20  # after a checkpoint
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
+PRAGMA user_version = {SQLITE.number};
 CREATE TABLE state (
   one INTEGER PRIMARY KEY CHECK (one = 1),
   revision INTEGER NOT NULL,          -- of the last transaction that changed something
@@ -81,7 +81,10 @@ class State:
 
 
 class SqliteTables:
-    """An open file, created if it does not exist. Raises LogLocked, MetadataFailed, Corrupt, InvalidInput."""
+    """An open file, created if it does not exist.
+
+    Raises LogLocked, MetadataFailed, Corrupt, NewerFormat, InvalidInput.
+    """
 
     def __init__(self, path: str, *, history_changes_max: int) -> None:
         self.path = path
@@ -164,10 +167,9 @@ class SqliteTables:
         self._db.execute("BEGIN EXCLUSIVE; COMMIT")  # acquires the lock, which stays
         if self._db.pragma("application_id") != APPLICATION_ID:
             raise InvalidInput(f"{self.path} is not a metadata file of Sulina, but another database: use another path")
-        if (version := self._db.pragma("user_version")) != FORMAT:
-            raise InvalidInput(
-                f"{self.path} has metadata format {version}; this version of Sulina needs format {FORMAT}"
-            )
+        if (version := self._db.pragma("user_version")) != SQLITE.number:
+            SQLITE.check(version, self.path)
+            raise InvalidInput(f"{self.path} has no metadata format ({version}): restore it from a copy")
         if self._db.pragma("journal_mode", "WAL") != "wal":
             raise OSError(f"{self.path} cannot use a write-ahead log: use a local disk")
         self._db.pragma("synchronous", "FULL")

@@ -29,10 +29,10 @@ from sulina.core.cluster.recovery import (
     partitions_of,
     plan_recovery,
 )
+from sulina.core.formats import MEMORY, METADATA
 from sulina.core.log.archive import ArchiveView
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import Corrupt, CorruptCommit, InvalidSettings, SulinaError
-from sulina.json_values import decode_json
 from sulina.ports import TXN_OPERATIONS_MAX, Compare, Entry, MetadataStore, Put
 from sulina.storage.files import OsFiles, read_whole
 from sulina.types import PartitionName
@@ -81,7 +81,7 @@ class Known:
     def marks(self) -> dict[str, int]:
         """Return the marks of brokers that the store has."""
         found = {key: value for key, value in self.stored.items() if key.startswith(keys.MARKS)}
-        return {key.removeprefix(keys.MARKS): decode_json(value, Mark).number for key, value in found.items()}
+        return {key.removeprefix(keys.MARKS): METADATA.decode(value, Mark, key).number for key, value in found.items()}
 
 
 async def read_known(
@@ -112,7 +112,7 @@ async def read_known(
         revision = listing.revision
     entry = stored.get(keys.IDENTITY)
     return Known(
-        identity=decode_json(entry, Identity) if entry is not None else None,
+        identity=METADATA.decode(entry, Identity, keys.IDENTITY) if entry is not None else None,
         revision=revision,
         stored=stored,
         memories=memories,
@@ -187,7 +187,7 @@ def memory_on_disk(directory: str) -> Memory:
     if data is None:
         raise InvalidSettings(f"{directory} has no {MEMORY_FILE}: it was never part of a cluster")
     try:
-        return decode_json(data, Memory)
+        return MEMORY.decode(data, Memory, path)
     except msgspec.DecodeError as error:
         raise CorruptCommit(name=path, reason=str(error)) from None
 
@@ -214,7 +214,7 @@ async def _reports(metadata: MetadataStore, partitions: Iterable[PartitionName])
 def _decoded(entry: Entry | None, kind: type[Report]) -> Report | None:
     """Read a report. It is a witness only: one that is damaged counts for nothing, as it does for brokers."""
     try:
-        return None if entry is None else decode_json(entry.value, kind)
+        return None if entry is None else METADATA.decode(entry.value, kind, entry.key)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

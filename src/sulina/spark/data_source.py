@@ -32,7 +32,7 @@ from sulina.spark.decoding import Decoder
 from sulina.spark.filters import Bounds
 from sulina.spark.log_catalogue import common_schema, open_catalogue
 from sulina.spark.options import ReadOptions
-from sulina.spark.planner import Epochs, Offsets, Planner, from_json, to_json
+from sulina.spark.planner import Epochs, Offsets, Planner, for_checkpoint, from_json
 from sulina.spark.push_filters import PushFilters
 from sulina.spark.scan import Range
 from sulina.spark.schema import DATA, ERROR, RAW_SCHEMA
@@ -164,7 +164,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         _, epochs = self._planner.newest()  # before it is looked up what begins there: it may be older, never newer
-        return to_json(self._planner.start(), epochs)
+        return for_checkpoint(self._planner.start(), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_max is not None:
@@ -187,7 +187,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where nothing is new the position keeps its epoch, also after a change of owner: with another one, Spark would
         # run an empty batch.
         still = {partition for partition in begun if end[partition] == begin[partition] == begun[partition]}
-        found = to_json(
+        found = for_checkpoint(
             end,
             {partition: epoch for partition, epoch in epochs.items() if partition not in still}
             | {partition: epoch for partition, epoch in begun_epochs.items() if partition in still},
@@ -197,7 +197,7 @@ class SulinaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(*self._planner.newest())
+        return for_checkpoint(*self._planner.newest())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planner.newest()

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sulina.core.formats import SPARK_OFFSETS
 from sulina.core.log.position import At, Position
 from sulina.errors import InvalidSettings, VersionNotRetained
 from sulina.spark.delta_log import (
@@ -191,10 +192,11 @@ class StreamOffset:
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> "StreamOffset":
+        SPARK_OFFSETS.check(offset.get("format", 1), "the checkpoint of this query")
         return cls(int(offset["version"]), int(offset.get("files", 0)), offset.get("snapshot"))
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"version": self.version}
+        found: dict[str, Any] = {"format": SPARK_OFFSETS.number, "version": self.version}
         if self.files:
             found["files"] = self.files
         if self.snapshot is not None:

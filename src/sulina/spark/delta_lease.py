@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import msgspec
 
+from sulina.core.formats import TABLE_FILE
 from sulina.errors import ArchiveFailed
-from sulina.json_values import decode_json
 from sulina.spark.errors import MaintenanceBusy, MaintenanceFenced
 from sulina.spark.table_location import TableLocation
 
@@ -80,7 +80,7 @@ class MaintenanceLease:
 
     def _write(self, expires_ms: int) -> None:
         # Nobody else writes this number. One that comes after a higher one changes nothing.
-        data = msgspec.json.encode(_Record(holder=self.holder, expires_ms=expires_ms))
+        data = TABLE_FILE.encode(_Record(holder=self.holder, expires_ms=expires_ms))
         self.location.objects().put(_path(self.number), [data])
 
 
@@ -119,7 +119,7 @@ def take(
             break
         number = max(recorded, 0 if newest is None else newest[0]) + 1
         expires_ms = _in(seconds, clock)
-        data = msgspec.json.encode(_Record(holder=holder, expires_ms=expires_ms))
+        data = TABLE_FILE.encode(_Record(holder=holder, expires_ms=expires_ms))
         if objects.put_if_absent(_path(number), data):
             objects.delete([_path(older) for older in _numbers(location) if older < number])
             return MaintenanceLease(location, number, holder, seconds, clock, expires_ms)
@@ -133,7 +133,7 @@ def _newest(location: TableLocation) -> tuple[int, _Record] | None:
         return None
     data = location.objects().get(_path(number))
     try:
-        return number, decode_json(data or b"", _Record)
+        return number, TABLE_FILE.decode(data or b"", _Record, f"{location.path_or_uri}/{_path(number)}")
     except msgspec.DecodeError:
         return number, _Record(holder="", expires_ms=0)  # nothing of ours: the fence is what counts
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sulina.core.formats import TABLE_FILE
 from sulina.errors import CorruptCommit, InvalidName
-from sulina.json_values import decode_json
 from sulina.spark.table_location import TableLocation
 from sulina.types import NAME_PATTERN
 
@@ -60,7 +60,7 @@ def live_readers(location: TableLocation, now: float) -> dict[str, TablePosition
         if data is None:
             continue
         try:
-            position = decode_json(data, TablePosition)
+            position = TABLE_FILE.decode(data, TablePosition, f"{location.path_or_uri}/{FOLDER}/{listed.name}")
         except msgspec.DecodeError as error:
             raise CorruptCommit(name=f"{location.path_or_uri}/{FOLDER}/{listed.name}", reason=str(error)) from None
         if now * 1000 - position.at_ms < SILENT_DAYS * 86_400_000:
@@ -91,5 +91,5 @@ class ReaderFile:
             ArchiveFailed: the store does not answer.
         """
         position = TablePosition(version=version, snapshot=snapshot, at_ms=int(self.clock() * 1000))
-        self.location.objects().put(path_of(self.name), [msgspec.json.encode(position)])
+        self.location.objects().put(path_of(self.name), [TABLE_FILE.encode(position)])
         self._written = position

@@ -5,7 +5,9 @@ No record is read here.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from sulina.core.formats import SPARK_OFFSETS
 from sulina.core.log.position import At, Position
 from sulina.errors import OffsetOutOfRange, VersionNotRetained
 from sulina.spark.errors import IncompleteScan, StreamDiverged
@@ -17,9 +19,10 @@ from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 
 Offsets = dict[PartitionName, Offset]
 Epochs = Mapping[PartitionName, Epoch]  # the epoch in which everything before an offset was read
-JsonOffsets = Mapping[str, Mapping[str, int | str]]
+JsonOffsets = Mapping[str, Any]
 Tasks = list[tuple[Range, ...]]
 NO_EPOCHS: Epochs = {}
+FORMAT = "format"  # beside the names of topics, which begin with a slash
 
 
 @dataclass(slots=True)
@@ -232,11 +235,23 @@ def to_json(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, dict[str,
     return found
 
 
+def for_checkpoint(offsets: Offsets, epochs: Epochs = NO_EPOCHS) -> dict[str, Any]:
+    """Return what `to_json` does, with the number of its format."""
+    return {FORMAT: SPARK_OFFSETS.number, **to_json(offsets, epochs)}
+
+
 def from_json(offsets: JsonOffsets) -> tuple[Offsets, Epochs]:
-    """Return the offsets and epochs of `to_json`; checkpoints of an older Sulina have no epochs."""
+    """Return the offsets and epochs of `to_json`; checkpoints of an older Sulina have no epochs.
+
+    Raises:
+        NewerFormat: a newer version of Sulina wrote the checkpoint.
+    """
     found: Offsets = {}
     epochs: dict[PartitionName, Epoch] = {}
+    SPARK_OFFSETS.check(offsets.get(FORMAT, 1), "the checkpoint of this query")
     for topic, partitions in offsets.items():
+        if topic == FORMAT:
+            continue
         for number, at in partitions.items():
             partition = PartitionName(TopicName.parse(topic), int(number))
             found[partition] = Offset(offset_of(at))

@@ -17,8 +17,6 @@ from sulina.ports import Files
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-Names = list[str]  # inside the classes, `list` is a method
-
 _ASIDE = ".aside"
 _STEPS = ("aside_created", "aside_written", "aside_synced", "linked", "directory_synced", "aside_removed")
 _COMMIT = [Failpoint(f"commit.{step}") for step in _STEPS]
@@ -108,13 +106,11 @@ class DirectoryCommits:
         with contextlib.suppress(FileNotFoundError):
             self._files.remove(f"{self.location}/{name}")
 
-    def sweep(self) -> Names:
-        """Delete files that a dead writer left aside, and list the others. Only for the directory's one writer."""
-        names = self._files.list(self.location)
-        for name in [name for name in names if name.endswith(_ASIDE)]:
+    def sweep(self) -> None:
+        """Delete files that a dead writer left aside. Only for the directory's one writer."""
+        for name in [name for name in self._files.list(self.location) if name.endswith(_ASIDE)]:
             self._files.remove(f"{self.location}/{name}")
             self._reach(Failpoint.OPEN_ASIDE_REMOVED)
-        return names
 
 
 class ObjectCommits:

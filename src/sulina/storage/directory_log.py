@@ -33,6 +33,7 @@ from sulina.errors import (
     CorruptSegment,
     LogLocked,
     LogStopped,
+    NewerFormat,
     NotYet,
     OffsetOutOfRange,
     StaleEpoch,
@@ -165,6 +166,7 @@ class DirectoryLog:
             LogLocked: another process has the lock.
             StaleEpoch: a newer owner has claimed the log.
             Corrupt: the log cannot be recovered.
+            NewerFormat: a newer version of Sulina has written it.
         """
         self._files.make_directory(self._store.location)
         self._lock = self._files.lock(f"{self.directory}/{LOCK_FILE}")
@@ -179,9 +181,10 @@ class DirectoryLog:
             raise
 
     def _recover(self) -> None:
-        names = self._store.sweep()
-        state = self.commits.load(names)
+        names = self._store.list()
+        state = self.commits.load(names)  # a newer format ends it here, before anything is changed
         self._reach(Failpoint.OPEN_LOADED)
+        self._store.sweep()
         if state.version < 0:
             self._refuse_lost_commits(names)
         else:
@@ -404,7 +407,7 @@ class DirectoryLog:
         except VersionConflict:
             self._undo_write()
             raise
-        except (OSError, Corrupt) as failure:
+        except (OSError, Corrupt, NewerFormat) as failure:
             self._failure = failure
             raise LogStopped(path=self.directory, cause=failure) from failure
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from sulina.clock import SystemClock
+from sulina.core.formats import STAMP
 from sulina.core.log.archive import ArchiveView, missing
 from sulina.core.log.commit import Checkpoint, checkpoint_name, encode
 from sulina.core.log.log_state import NO_EPOCH, LogState, MemoryLimits
@@ -35,7 +36,6 @@ from sulina.core.log.resume import (
 )
 from sulina.errors import Corrupt, LogIncomplete, LogLocked, VersionNotRetained
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
-from sulina.json_values import decode_json
 from sulina.ports import Files
 from sulina.storage.archive import Archive
 from sulina.storage.commit_log import CommitLog, put_runs
@@ -246,7 +246,7 @@ def remove_or_set_aside(
         if (stamp := read_stamp(files, directory)) is not None:
             note = released_note(directory)
             files.make_directory(os.path.dirname(note))
-            write_whole(files, note, msgspec.json.encode(stamp))
+            write_whole(files, note, STAMP.encode(stamp))
         files.rename(directory, directory + _DISCARDED)
         files.sync_directory(parent)
         failpoints(Failpoint.RESUME_DISCARDED)
@@ -322,17 +322,17 @@ def released_note(directory: str) -> str:
 
 def read_released_note(files: Files, directory: str) -> Stamp | None:
     """Return the stamp of a directory that was removed after it was archived; None if none was."""
-    return _decoded(read_whole(files, released_note(directory)))
+    return _decoded(path := released_note(directory), read_whole(files, path))
 
 
 def read_stamp(files: Files, directory: str) -> Stamp | None:
     """Return the stamp of a directory; None if it has none, or an unreadable one."""
-    return _decoded(read_whole(files, f"{directory}/{STAMP_FILE}"))
+    return _decoded(path := f"{directory}/{STAMP_FILE}", read_whole(files, path))
 
 
-def _decoded(data: bytes | None) -> Stamp | None:
+def _decoded(path: str, data: bytes | None) -> Stamp | None:
     try:
-        return None if data is None else decode_json(data, Stamp)
+        return None if data is None else STAMP.decode(data, Stamp, path)
     except msgspec.MsgspecError:
         return None
 
@@ -344,7 +344,7 @@ def ensure_stamp(files: Files, directory: str, topic_id: str) -> None:
 
 
 def _write_stamp(files: Files, directory: str, stamp: Stamp) -> None:
-    write_whole(files, f"{directory}/{STAMP_FILE}", msgspec.json.encode(stamp))
+    write_whole(files, f"{directory}/{STAMP_FILE}", STAMP.encode(stamp))
 
 
 def _commit_log(files: Files, directory: str) -> CommitLog:

@@ -13,11 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sulina.core.delivery.pubsub import DeliveryReport
+from sulina.core.formats import PEER
 from sulina.errors import ProtocolError, SulinaError, from_code
 from sulina.wire.frames import Encoded, decoder_of
 from sulina.wire.messages import Name
 
-PROTOCOL = 2  # 1: without requests
+PROTOCOL = PEER.number  # 1: without requests
 FRAME_BYTES_MAX = 72 << 20
 LENGTH = struct.Struct(">I")
 

@@ -19,6 +19,7 @@ from sulina.core.cluster.recovery import (
     merged,
     plan_recovery,
 )
+from sulina.core.formats import METADATA
 from sulina.types import PartitionName, TopicName
 
 ORDERS = TopicName("default", "orders")
@@ -74,7 +75,7 @@ def topic(topic_id: str = "t1", *, ack: str | None = None, is_deleting: bool = F
 
 
 def text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+    return METADATA.encode(value).decode()
 
 
 def epoch(number: int, broker: str = "a", *, is_archived: bool = False) -> dict[str, str]:
@@ -103,7 +104,7 @@ def waiting(recovery: Recovery) -> tuple[EpochEntry, Unassigned]:
 def test_r10_an_empty_store_gets_back_every_topic_and_goes_above_every_epoch() -> None:
     recovery = planned({}, [memory({**topic(), **epoch(5)})], ClaimSeen(6, "b"))
     assert recovery.puts[keys.delivery(ORDERS)] == topic()[keys.delivery(ORDERS)].encode()
-    assert recovery.puts[keys.IDENTITY] == msgspec.json.encode(recovery.identity)
+    assert recovery.puts[keys.IDENTITY] == METADATA.encode(recovery.identity)
     assert keys.subscription(ORDERS, "s") in recovery.puts
     assert recovery.puts[keys.namespace_topic(ORDERS)] == b"{}"
     raised, entry = waiting(recovery)

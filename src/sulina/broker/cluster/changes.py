@@ -7,13 +7,13 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
 from sulina.broker.cluster.view import ClusterView, Ownership, Versioned
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import FIRST_EPOCH, Assignment, EpochEntry, Registration, Unassigned, UnloadRequest
+from sulina.core.formats import METADATA
 from sulina.errors import AlreadyExists
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Compare, MetadataStore, Put
 from sulina.types import PartitionName, TopicName
@@ -37,7 +37,7 @@ def add_unassigned(partition: PartitionName, entry: Unassigned, epoch: Versioned
             Compare(keys.unassigned(partition), NO_REVISION),
             Compare(keys.epoch(partition), epoch.revision if epoch else NO_REVISION),
         ),
-        puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)),),
+        puts=(Put(keys.unassigned(partition), METADATA.encode(entry)),),
     )
 
 
@@ -75,8 +75,8 @@ def assign(
             Compare(keys.epoch(partition), epoch.revision if epoch else NO_REVISION),
         ),
         puts=(
-            Put(keys.epoch(partition), msgspec.json.encode(raised)),
-            Put(keys.assignment(broker.value.broker_id, partition), msgspec.json.encode(owned)),
+            Put(keys.epoch(partition), METADATA.encode(raised)),
+            Put(keys.assignment(broker.value.broker_id, partition), METADATA.encode(owned)),
         ),
         deletes=(keys.unassigned(partition),),
     )
@@ -105,7 +105,7 @@ def unassign(
         compares.append(Compare(keys.sealed_state(partition), sealed_revision))
     return OwnershipChange(
         compares=tuple(compares),
-        puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)),),
+        puts=(Put(keys.unassigned(partition), METADATA.encode(entry)),),
         deletes=(keys.assignment(owned.broker_id, partition), *([keys.unload(partition)] if has_unload else [])),
     )
 
@@ -119,7 +119,7 @@ def put_unload_request(
             Compare(keys.assignment(owned.broker_id, partition), owned.revision),
             Compare(keys.unload(partition), before.revision if before else NO_REVISION),
         ),
-        puts=(Put(keys.unload(partition), msgspec.json.encode(unload)),),
+        puts=(Put(keys.unload(partition), METADATA.encode(unload)),),
     )
 
 

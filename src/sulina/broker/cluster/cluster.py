@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -35,9 +34,9 @@ from sulina.core.cluster.entries import (
     UnloadRequest,
     UnloadStep,
 )
+from sulina.core.formats import METADATA
 from sulina.errors import BrokerNotFound, InvalidSettings, NotOwner, NotServing, VersionConflict
 from sulina.failpoints import FailpointHook, no_failpoints
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Compare, MetadataStore, Put, StoreHistory
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
@@ -231,8 +230,8 @@ class Cluster:
             change = OwnershipChange(
                 compares=(Compare(keys.unassigned(partition), waiting.revision),),
                 puts=(
-                    Put(keys.unassigned(partition), msgspec.json.encode(forced)),
-                    Put(self._given_up_key(partition), msgspec.json.encode(given_up)),
+                    Put(keys.unassigned(partition), METADATA.encode(forced)),
+                    Put(self._given_up_key(partition), METADATA.encode(given_up)),
                 ),
             )
             if await self._write(change):
@@ -249,7 +248,7 @@ class Cluster:
         names = [broker.broker_id for broker in self.view.brokers()]
         if broker_id not in names and broker_id not in self.view.modes:
             raise BrokerNotFound(broker=broker_id, brokers=", ".join(names))
-        put = Put(keys.broker_state(broker_id), msgspec.json.encode(BrokerState(state=mode)))
+        put = Put(keys.broker_state(broker_id), METADATA.encode(BrokerState(state=mode)))
         await self._write(OwnershipChange(compares=(), puts=(put,)))
 
     async def rebalance(self) -> list[tuple[PartitionName, UnloadRequest]]:
@@ -309,7 +308,7 @@ class Cluster:
                 break
             if entry is None:
                 raise VersionConflict(expected=revision, current=NO_REVISION)
-            unload, revision = decode_json(entry.value, UnloadRequest), entry.revision
+            unload, revision = METADATA.decode(entry.value, UnloadRequest, entry.key), entry.revision
         raise self._not_owner(partition)
 
     async def fail_unload(self, partition: PartitionName, error: str) -> None:
@@ -317,7 +316,7 @@ class Cluster:
         entry = await self._metadata.get(keys.unload(partition))
         if entry is None:
             return
-        unload = decode_json(entry.value, UnloadRequest)
+        unload = METADATA.decode(entry.value, UnloadRequest, entry.key)
         if (unload.error, unload.step) != (error, UnloadStep.REQUESTED):
             await self.advance_unload(partition, unload, entry.revision, step=UnloadStep.REQUESTED, error=error)
 
@@ -359,7 +358,7 @@ class Cluster:
         """
         epoch = await self._metadata.get(keys.epoch(partition))
         if is_on_disk is None and reason != Reason.UNLOADED:
-            newest = decode_json(epoch.value, EpochEntry) if epoch else None
+            newest = METADATA.decode(epoch.value, EpochEntry, epoch.key) if epoch else None
             is_reliable = self._topics.is_reliable(partition) is not False
             is_on_disk = changes.may_recover_only(newest, is_reliable=is_reliable, sealed_epoch=None)
         request = self.view.unloads.get(partition)
@@ -376,7 +375,7 @@ class Cluster:
             compares.append(Compare(epoch.key, epoch.revision))
         done = await self._metadata.txn(
             compares=compares,
-            puts=(Put(keys.unassigned(partition), msgspec.json.encode(entry)), *puts),
+            puts=(Put(keys.unassigned(partition), METADATA.encode(entry)), *puts),
             deletes=(keys.assignment(self.broker_id, partition), keys.unload(partition), *deletes),
         )
         return done.is_done
@@ -404,7 +403,7 @@ class Cluster:
                 changed = replace(held.value, is_archived=is_archived)
                 done = await self._metadata.txn(
                     compares=(Compare(assignment, assignment_revision), Compare(key, held.revision)),
-                    puts=(Put(key, msgspec.json.encode(changed)), *puts),
+                    puts=(Put(key, METADATA.encode(changed)), *puts),
                     deletes=deletes,
                 )
                 if done.is_done:
@@ -414,7 +413,7 @@ class Cluster:
             entry = await self._metadata.get(key)
             if owned is None or owned.revision != assignment_revision or entry is None:
                 break
-            held = Versioned(decode_json(entry.value, EpochEntry), entry.revision)
+            held = Versioned(METADATA.decode(entry.value, EpochEntry, entry.key), entry.revision)
         raise self._not_owner(partition)
 
     # Internals
@@ -488,7 +487,7 @@ class Cluster:
             revision = self.membership.revision
             if revision == NO_REVISION:
                 continue
-            put = Put(keys.load(self.broker_id), msgspec.json.encode(self._load()))
+            put = Put(keys.load(self.broker_id), METADATA.encode(self._load()))
             try:
                 # A report without a registration would show this broker as unreachable.
                 await self._metadata.txn(compares=[Compare(keys.register(self.broker_id), revision)], puts=[put])

@@ -8,13 +8,13 @@ one leader count.
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from sulina.broker.cluster.membership import Membership
 from sulina.broker.cluster.view import ClusterView
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import Leader
+from sulina.core.formats import METADATA
 from sulina.errors import LeaseLost
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
 from sulina.ports import NO_REVISION, Compare, MetadataStore, Put
@@ -89,7 +89,7 @@ class Election:
         if lease_id is None:
             return
         leader = self._view.leader
-        put = Put(keys.LEADER, msgspec.json.encode(Leader(broker_id=self._membership.broker_id)), lease_id)
+        put = Put(keys.LEADER, METADATA.encode(Leader(broker_id=self._membership.broker_id)), lease_id)
         done = await self._metadata.txn(
             compares=[Compare(keys.LEADER, leader.revision if leader else NO_REVISION)], puts=[put]
         )

@@ -21,8 +21,8 @@ from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import balance, keys
 from sulina.core.cluster.balance import Load, PlannedMove, UnownedPartition
 from sulina.core.cluster.entries import BrokerMode, Current, LoadReport, Reason, Sealed, Unassigned
+from sulina.core.formats import METADATA
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, TXN_OPERATIONS_MAX, Clock, Entry, MetadataStore
 from sulina.types import PartitionName, TopicName
 from sulina.waiting import wait_or_timeout
@@ -258,7 +258,7 @@ class LoadManager:
         for partition, entry in (await self._read(partitions, keys.archive_current)).items():
             if entry is not None:
                 with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                    current = decode_json(entry.value, Current)
+                    current = METADATA.decode(entry.value, Current, entry.key)
                     found[partition] = (current.archived_offset, current.end_offset)
         return found
 
@@ -441,7 +441,7 @@ def _sealed_epoch(entry: Entry | None) -> int | None:
     if entry is None:
         return None
     try:
-        return decode_json(entry.value, Sealed).epoch
+        return METADATA.decode(entry.value, Sealed, entry.key).epoch
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _logger.error("sealed_state_damaged", key=entry.key, error=str(error))
         return None

@@ -19,9 +19,9 @@ from sulina.broker.events import EventStream
 from sulina.broker.options import ClusterOptions
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import LoadReport, Registration
+from sulina.core.formats import METADATA
 from sulina.errors import InvalidSettings, LeaseLost, NotServing
 from sulina.failpoints import Failpoint, FailpointHook, no_failpoints
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Clock, Compare, Entry, Lease, MetadataStore, Put
 from sulina.types import checked_broker
 from sulina.waiting import wait_or_timeout
@@ -129,8 +129,8 @@ class Membership:
             done = await self._metadata.txn(
                 compares=[Compare(self._key, entry.revision if entry else NO_REVISION)],
                 puts=[
-                    Put(self._key, msgspec.json.encode(self._registration), lease.lease_id),
-                    Put(keys.load(self.broker_id), msgspec.json.encode(self._load())),
+                    Put(self._key, METADATA.encode(self._registration), lease.lease_id),
+                    Put(keys.load(self.broker_id), METADATA.encode(self._load())),
                 ],
             )
             if done.is_done:
@@ -178,7 +178,7 @@ class Membership:
         if lease is None or self._is_changing:
             return
         self._registration = replace(self._registration, is_leaving=True)
-        put = Put(self._key, msgspec.json.encode(self._registration), lease.lease_id)
+        put = Put(self._key, METADATA.encode(self._registration), lease.lease_id)
         self._is_changing = True
         try:
             done = await self._metadata.txn(compares=[Compare(self._key, revision)], puts=[put])
@@ -250,7 +250,7 @@ class Membership:
         if entry is None:
             return
         try:
-            other = decode_json(entry.value, Registration)
+            other = METADATA.decode(entry.value, Registration, entry.key)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidSettings(
                 f"broker id {self.broker_id} has a registration that cannot be read: {self._key}"

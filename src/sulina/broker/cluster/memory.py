@@ -23,8 +23,8 @@ from sulina.broker.archives import Archives
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen, evidence, is_same_topic, topics_of
+from sulina.core.formats import MEMORY, METADATA
 from sulina.errors import ArchiveFailed, InvalidSettings, MetadataFailed, SulinaError
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Compare, Files, MetadataStore, Put
 from sulina.storage.files import read_whole, write_whole
 from sulina.waiting import wait_or_timeout
@@ -104,7 +104,7 @@ class ClusterMemory:
                 )
         listing = await self._metadata.list(keys.MARKS)
         marks = {entry.key.removeprefix(keys.MARKS): entry for entry in listing.entries}
-        numbers = {broker: decode_json(entry.value, Mark).number for broker, entry in marks.items()}
+        numbers = {broker: METADATA.decode(entry.value, Mark, entry.key).number for broker, entry in marks.items()}
         for seen in witnesses:
             if (found := evidence(seen, identity, listing.revision, numbers)) is not None:
                 raise self._metadata.history.declare(found)
@@ -130,10 +130,10 @@ class ClusterMemory:
                 raise self._metadata.history.declare(evidence(seen, None, 0, {}) or "")
             made = Identity(cluster_id=secrets.token_hex(8))
             compare = Compare(keys.IDENTITY, NO_REVISION)
-            await self._metadata.txn(compares=[compare], puts=[Put(keys.IDENTITY, msgspec.json.encode(made))])
+            await self._metadata.txn(compares=[compare], puts=[Put(keys.IDENTITY, METADATA.encode(made))])
             entry = await self._metadata.get(keys.IDENTITY)
             assert entry is not None
-        return decode_json(entry.value, Identity)
+        return METADATA.decode(entry.value, Identity, entry.key)
 
     async def verify(self) -> None:
         """Check that the store has the generation that was joined, and the newest mark of this broker.
@@ -157,12 +157,12 @@ class ClusterMemory:
         """Return the evidence that the store has lost something; None: there is no evidence."""
         known = self._seen  # before the store is asked: a newer mark may be written meanwhile
         entry = await self._metadata.peek(keys.IDENTITY)
-        identity = decode_json(entry.value, Identity) if entry is not None else None
+        identity = METADATA.decode(entry.value, Identity, entry.key) if entry is not None else None
         if identity is None or identity.generation != known.generation:
             found = identity.generation if identity is not None else "none"
             return f"its generation is {found}, not {known.generation}"
         entry = await self._metadata.peek(self._key)
-        number = decode_json(entry.value, Mark).number if entry is not None else 0
+        number = METADATA.decode(entry.value, Mark, entry.key).number if entry is not None else 0
         return f"it has lost mark {known.mark} of broker {known.broker_id}" if number < known.mark else None
 
     async def run(self) -> None:
@@ -206,14 +206,14 @@ class ClusterMemory:
         while True:
             entry = await self._metadata.peek(keys.IDENTITY)
             if entry is not None:
-                identity = decode_json(entry.value, Identity)
+                identity = METADATA.decode(entry.value, Identity, entry.key)
                 is_ours = identity.cluster_id == self._seen.cluster_id
                 if is_ours and identity.generation > self._seen.generation:
                     break
             await asyncio.sleep(POLL_SECONDS)
         mine = await self._metadata.peek(self._key)
         self._mark_revision = mine.revision if mine is not None else NO_REVISION
-        number = decode_json(mine.value, Mark).number if mine is not None else 0
+        number = METADATA.decode(mine.value, Mark, mine.key).number if mine is not None else 0
         self._seen = replace(self._seen, generation=identity.generation, mark=number, revision=0)
         self._metadata.history.accept()
         self._events.emit("cluster_recovered", cluster_id=identity.cluster_id, generation=identity.generation)
@@ -246,7 +246,7 @@ class ClusterMemory:
 
     async def _write_mark(self) -> None:
         number = self._seen.mark + 1
-        put = Put(self._key, msgspec.json.encode(Mark(number=number)))
+        put = Put(self._key, METADATA.encode(Mark(number=number)))
         done = await self._metadata.txn(compares=[Compare(self._key, self._mark_revision)], puts=[put])
         if not done.is_done:
             # An answer was lost, or the store went back, or a newer process has this broker id.
@@ -254,7 +254,7 @@ class ClusterMemory:
             entry = await self._metadata.get(self._key)
             if entry is not None:
                 self._mark_revision = entry.revision
-                self._seen = replace(self._seen, mark=decode_json(entry.value, Mark).number)
+                self._seen = replace(self._seen, mark=METADATA.decode(entry.value, Mark, entry.key).number)
             return
         self._mark_revision, self._seen = done.revision, replace(self._seen, mark=number)
 
@@ -263,7 +263,7 @@ class ClusterMemory:
     def _read_seen(self) -> Seen | None:
         data = read_whole(self._files, os.path.join(self._data, SEEN_FILE))
         try:
-            return None if data is None else decode_json(data, Seen)
+            return None if data is None else MEMORY.decode(data, Seen, os.path.join(self._data, SEEN_FILE))
         except msgspec.DecodeError as error:
             # The archive has another copy.
             _logger.error("cluster_seen_damaged", error=str(error))
@@ -273,7 +273,7 @@ class ClusterMemory:
         """Return the entries that this broker remembered before it was restarted."""
         data = read_whole(self._files, os.path.join(self._data, MEMORY_FILE))
         try:
-            return {} if data is None else decode_json(data, Memory).entries
+            return {} if data is None else MEMORY.decode(data, Memory, os.path.join(self._data, MEMORY_FILE)).entries
         except msgspec.DecodeError as error:
             _logger.error("cluster_memory_damaged", error=str(error))
             return {}
@@ -299,7 +299,7 @@ class ClusterMemory:
     def _store(self, seen: Seen, known: Mapping[str, bytes]) -> Memory:
         memory = Memory(seen=seen, entries=self._with_kept(known))
         if memory.entries != self._kept:
-            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
+            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), MEMORY.encode(memory))
             self._kept = memory.entries
         self._store_seen()
         return memory
@@ -322,7 +322,7 @@ class ClusterMemory:
         seen = replace(self._seen, revision=revision)
         memory = Memory(seen=seen, entries=self._with_kept(self._at_end) if self._at_end else dict(self._kept))
         try:  # the disk first: the archive may be unreachable
-            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), msgspec.json.encode(memory))
+            write_whole(self._files, os.path.join(self._data, MEMORY_FILE), MEMORY.encode(memory))
             self._kept = memory.entries
             if self._archives is not None:
                 self._archives.remember(memory)
@@ -332,4 +332,4 @@ class ClusterMemory:
             _logger.info("cluster_memory_copied", entries=len(memory.entries))
 
     def _store_seen(self) -> None:
-        write_whole(self._files, os.path.join(self._data, SEEN_FILE), msgspec.json.encode(self._seen))
+        write_whole(self._files, os.path.join(self._data, SEEN_FILE), MEMORY.encode(self._seen))

@@ -30,8 +30,8 @@ from sulina.core.cluster.entries import (
     UnloadRequest,
     UnloadStep,
 )
+from sulina.core.formats import METADATA
 from sulina.errors import Compacted, InvalidName, LimitReached, MetadataWentBack
-from sulina.json_values import decode_json
 from sulina.ports import NO_REVISION, Change, Clock, MetadataStore, Put
 from sulina.types import PartitionName
 from sulina.wire.messages import (
@@ -410,7 +410,7 @@ def _read(change: Change, kind: type[Read]) -> Versioned[Read] | None:
     if change.value is None:
         return None
     try:
-        return Versioned(decode_json(change.value, kind), change.revision)
+        return Versioned(METADATA.decode(change.value, kind, change.key), change.revision)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _logger.error("cluster_key_damaged", key=change.key, error=str(error))
         return None

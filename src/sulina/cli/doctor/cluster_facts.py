@@ -21,6 +21,7 @@ from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts
 from sulina.config import Settings
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
+from sulina.core.formats import MEMORY, METADATA
 from sulina.core.topic import Policy, resolved
 from sulina.errors import ArchiveFailed, Corrupt, InvalidName, InvalidSettings, SulinaError
 from sulina.json_values import decode_json
@@ -185,7 +186,7 @@ def stored_policies(stored: Mapping[str, bytes]) -> dict[TopicName, Policy]:
     """Return the effective policies of all topics by the keys of the metadata store."""
 
     def policy(key: str) -> Policy:
-        return decode_json(stored[key], Policy) if key in stored else Policy()
+        return METADATA.decode(stored[key], Policy, key) if key in stored else Policy()
 
     topics = [name for name in topics_of(stored) if keys.delivery(name) in stored]
     return {name: resolved(policy(keys.policy(name)), policy(keys.namespace_policy(name.namespace))) for name in topics}
@@ -236,7 +237,7 @@ def read_disk(data: str) -> BrokerDisk:
 
 def _decoded(data: bytes | None) -> Seen | None:
     try:
-        return None if data is None else decode_json(data, Seen)
+        return None if data is None else MEMORY.decode(data, Seen, "cluster-seen.json")
     except msgspec.DecodeError:
         return None  # a witness only, as for the broker itself
 

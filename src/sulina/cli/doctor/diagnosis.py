@@ -15,10 +15,10 @@ from sulina.core.cluster import history, keys
 from sulina.core.cluster.entries import EpochEntry, GivenUp, Registration
 from sulina.core.cluster.recovery import Seen, evidence, merged, partitions_of, plan_recovery
 from sulina.core.delivery.dead_letter import check_way, dead_letter_topic, is_end
+from sulina.core.formats import METADATA
 from sulina.core.log.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
 from sulina.core.topic import Policy
 from sulina.errors import InvalidSettings, LogIncomplete
-from sulina.json_values import decode_json
 from sulina.node.recovery import Known
 from sulina.types import Epoch, PartitionName, TopicName
 from sulina.wire.messages import BrokerInfo, ClusterInfo, NodeInfo, Trouble, TroubleKind, UnloadInfo
@@ -195,7 +195,7 @@ def _shared_stores(facts: ClusterFacts) -> Iterator[CheckResult]:
             owners[answer.node.store_id].add(answer.node.broker_id)
     for key, value in (facts.known.stored if facts.known is not None else {}).items():
         if key.startswith(keys.REGISTER):
-            registration = decode_json(value, Registration)
+            registration = METADATA.decode(value, Registration, key)
             owners[registration.store_id].add(registration.broker_id)
     for store_id, names in sorted(owners.items()):
         if len(names) > 1:
@@ -391,7 +391,7 @@ def check_epochs(facts: ClusterFacts) -> list[CheckResult]:
     for partition, claim in sorted((facts.known.claims if facts.known is not None else {}).items()):
         assert facts.known is not None
         entry = facts.known.stored.get(keys.epoch(partition))
-        given = decode_json(entry, EpochEntry) if entry is not None else None
+        given = METADATA.decode(entry, EpochEntry, keys.epoch(partition)) if entry is not None else None
         if given is None or claim.epoch > given.epoch:
             has = "none" if given is None else given.epoch
             by = f" by {claim.broker_id}" if claim.broker_id else ""
@@ -469,7 +469,7 @@ def check_disk_logs(facts: ClusterFacts) -> list[CheckResult]:
     lacking: list[tuple[str, str]] = []
     for partition, end in sorted(disk.ends.items()):
         entry = known.stored.get(keys.epoch(partition))
-        newest = decode_json(entry, EpochEntry) if entry is not None else None
+        newest = METADATA.decode(entry, EpochEntry, keys.epoch(partition)) if entry is not None else None
         if newest is None or newest.store_id != disk.store_id or newest.is_archived:
             continue  # another broker has taken over, or the archive has all records
         end = End(

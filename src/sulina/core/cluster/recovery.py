@@ -9,14 +9,15 @@ archives know, so that no epoch, owner or offset is used twice.
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import EpochEntry, Reason, RememberedTime, Unassigned
+from sulina.core.formats import METADATA
 from sulina.errors import InvalidName
-from sulina.json_values import decode_json
 from sulina.types import PartitionName, TopicName
 
 
@@ -169,7 +170,7 @@ class _CursorEpoch(Struct):
 
 def _cursor_epoch(text: str | None) -> int:
     try:
-        return -1 if text is None else decode_json(text, _CursorEpoch).epoch
+        return -1 if text is None else METADATA.decode(text, _CursorEpoch, "a remembered cursor").epoch
     except msgspec.DecodeError:
         return -1
 
@@ -184,7 +185,7 @@ class _Head(Struct):
 
 
 def _head(text: str | bytes) -> _Head:
-    return decode_json(text, _Head)
+    return METADATA.decode(text, _Head, "the entry of a topic")
 
 
 def partitions_of(entries: Mapping[str, str | bytes]) -> dict[PartitionName, str]:
@@ -231,15 +232,15 @@ def plan_recovery(
             from_store=raised.store_id,
             is_recovering=not raised.is_archived,
         )
-        puts[keys.epoch(partition)] = msgspec.json.encode(raised)
-        puts[keys.unassigned(partition)] = msgspec.json.encode(entry)
+        puts[keys.epoch(partition)] = METADATA.encode(raised)
+        puts[keys.unassigned(partition)] = METADATA.encode(entry)
         waits_for = raised.broker_id if entry.is_recovering else None
         if before is None or before.epoch < raised.epoch:
             at = before.epoch if before is not None else None
             epochs.append(EpochAhead(partition=partition, stored=at, highest=raised.epoch, waits_for=waits_for))
     puts |= _shown_time(stored, memories)
     newest = _next_identity(identity, memories)
-    puts[keys.IDENTITY] = msgspec.json.encode(newest)
+    puts[keys.IDENTITY] = METADATA.encode(newest)
     # Owners are assigned again: no broker may go on by assignments of an older store.
     gone = {
         key
@@ -261,12 +262,12 @@ def _shown_time(stored: Mapping[str, bytes], memories: Sequence[Memory]) -> dict
     latest = max((_shown_ms(text) for text in remembered), default=0)
     if latest <= _shown_ms(stored.get(keys.SHOWN_TIME)):
         return {}
-    return {keys.SHOWN_TIME: msgspec.json.encode(RememberedTime(shown_ms=latest))}
+    return {keys.SHOWN_TIME: METADATA.encode(RememberedTime(shown_ms=latest))}
 
 
 def _shown_ms(data: str | bytes | None) -> int:
     try:
-        return 0 if data is None else decode_json(data, RememberedTime).shown_ms
+        return 0 if data is None else METADATA.decode(data, RememberedTime, keys.SHOWN_TIME).shown_ms
     except msgspec.DecodeError:
         return 0
 
@@ -299,7 +300,9 @@ def _put_back(
         head = stored.get(keys.delivery(name))
         if head is not None and keys.deleted(_head(head).topic_id) in remembered:
             # The store has a topic that was deleted since: brokers delete it once more.
-            puts[keys.delivery(name)] = msgspec.json.encode({**msgspec.json.decode(head), "is_deleting": True})
+            puts[keys.delivery(name)] = METADATA.encode(
+                {**METADATA.decode(head, dict[str, Any], keys.delivery(name)), "is_deleting": True}
+            )
     return topics, puts
 
 
@@ -335,7 +338,7 @@ def _raised(
 
 def _epoch(data: bytes | None) -> EpochEntry | None:
     try:
-        return None if data is None else decode_json(data, EpochEntry)
+        return None if data is None else METADATA.decode(data, EpochEntry, "a remembered epoch")
     except msgspec.DecodeError:
         return None
 

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from sulina.core.delivery.ranges import Range, RangeMap, RangeSet
+from sulina.core.formats import METADATA
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import CorruptCommit
-from sulina.json_values import decode_json
 
 END = 2**63 - 1
 
@@ -90,7 +90,7 @@ class Cursor:
         for start, end, count in self.attempts:
             attempts.append((start - place, end - start, count))
             place = end
-        return msgspec.json.encode(StoredCursor(self.offset, acked, attempts, self.epoch))
+        return METADATA.encode(StoredCursor(self.offset, acked, attempts, self.epoch))
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "Cursor":
@@ -100,7 +100,7 @@ class Cursor:
             CorruptCommit: the data is not a cursor; names the key.
         """
         try:
-            stored = decode_json(data, StoredCursor)
+            stored = METADATA.decode(data, StoredCursor, key)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
         cursor = cls(stored.offset, stored.epoch)

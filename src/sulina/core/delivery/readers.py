@@ -16,10 +16,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from sulina.core.formats import METADATA
 from sulina.core.log.epochs import EpochHistory
 from sulina.core.log.log_state import NO_EPOCH
 from sulina.errors import CorruptCommit
-from sulina.json_values import decode_json
 from sulina.types import Offset, PartitionName, TopicName
 
 EXPIRES_SECONDS = 7 * 24 * 3600.0  # unless a reader asks for another time
@@ -45,7 +45,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def stored(self) -> bytes:
         """Return the stored form."""
-        return msgspec.json.encode(self)
+        return METADATA.encode(self)
 
     @classmethod
     def load(cls, key: str, data: bytes) -> "ReaderPosition":
@@ -55,7 +55,7 @@ class ReaderPosition(Struct, frozen=True, kw_only=True, omit_defaults=True):
             CorruptCommit: the data is not a position; names the key.
         """
         try:
-            return decode_json(data, cls)
+            return METADATA.decode(data, cls, key)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptCommit(name=key, reason=str(error)) from None
 

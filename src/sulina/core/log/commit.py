@@ -1,8 +1,8 @@
 """Commit and checkpoint files: their fields and their bytes.
 
 A commit is one line of JSON. Its last field is the CRC32C of all bytes before it, so a damaged file is recognized
-before any of it is used. Unknown fields are ignored, so a newer writer does not stop an older reader. Offset ranges are
-half-open.
+before any of it is used. Its first field is its format (`core.formats`). Unknown fields are ignored, so a newer writer
+of the same format does not stop an older reader. Offset ranges are half-open.
 
 A checkpoint may be compressed: then its file is that line as gzip. Readers tell by the first bytes, not by a setting.
 """
@@ -16,9 +16,9 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Meta
 
+from sulina.core.formats import CHECKPOINT, COMMIT
 from sulina.core.log.txn_run import TxnRef, TxnRun
 from sulina.errors import CorruptCommit
-from sulina.json_values import json_decoder
 from sulina.types import Epoch, Offset, Version
 
 NO_ORIGIN = -1  # a batch without a producer id, as in the record batch format
@@ -228,7 +228,8 @@ def checkpoint_version(name: str) -> Version | None:
 
 def encode(entry: Commit | Checkpoint | LastCheckpoint, *, compress: bool = False) -> bytes:
     """Encode a file: one line of JSON that ends in its own checksum, as gzip if `compress`."""
-    body = msgspec.json.encode(entry, enc_hook=_refer)[:-1]
+    family = COMMIT if type(entry) is Commit else CHECKPOINT
+    body = family.stamp(msgspec.json.encode(entry, enc_hook=_refer))[:-1]
     line = b"%b%b%d}\n" % (body, _CRC_FIELD, crc32c(body))
     return zlib.compress(line, wbits=_GZIP_WINDOW) if compress else line
 
@@ -249,6 +250,7 @@ def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
 
     Raises:
         CorruptCommit: it is damaged, or not of this kind.
+        NewerFormat: a newer version of Sulina wrote it; this is said only of what its checksum holds over.
     """
     if data.startswith(_GZIP_MAGIC):
         data = _decompress(name, data)
@@ -256,7 +258,7 @@ def decode(name: str, data: bytes, kind: type[Stored]) -> Stored:
     if not found or crc != b"%d}\n" % crc32c(body):
         raise CorruptCommit(name=name, reason=f"its checksum does not hold over {len(data)} bytes")
     try:
-        return json_decoder(kind, _referred).decode(body + b"}")
+        return (COMMIT if kind is Commit else CHECKPOINT).decode(body + b"}", kind, name, _referred)
     except msgspec.MsgspecError as error:
         raise CorruptCommit(name=name, reason=f"its checksum holds, its fields do not: {error}") from error
 

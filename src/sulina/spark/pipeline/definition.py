@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from sulina.core.formats import PIPELINE
 from sulina.core.log.position import Position
 from sulina.errors import InvalidName, InvalidSettings
 from sulina.json_values import convert_to
@@ -198,7 +199,13 @@ def parse(given: dict[str, Any]) -> Pipeline:
 
     Raises:
         InvalidSettings: something in it is wrong.
+        NewerFormat: it is for a newer version of Sulina.
     """
+    given = dict(given)
+    number = given.pop("format", 1)
+    if not isinstance(number, int) or number < 1:
+        raise InvalidSettings(f"format is the number of the file's format, {PIPELINE.number} or less, not {number!r}")
+    PIPELINE.check(number, "this pipeline")
     try:
         pipeline = convert_to(given, Pipeline)
     except msgspec.ValidationError as error:

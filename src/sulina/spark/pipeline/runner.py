@@ -28,7 +28,7 @@ from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, Tab
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
 from sulina.spark.pipeline.stages import Stages
-from sulina.spark.planner import offset_of
+from sulina.spark.planner import FORMAT, offset_of
 
 POLL_SECONDS = 0.25
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
@@ -280,6 +280,7 @@ def _offsets(value: Any) -> dict[str, dict[str, int]] | None:
     """Return the offsets of topics, without the epochs that `planner.to_json` puts after them; None: not of topics."""
     if isinstance(value, str):
         value = json.loads(value)
-    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+    topics = {topic: one for topic, one in value.items() if topic != FORMAT} if isinstance(value, dict) else None
+    if topics is None or not all(isinstance(one, dict) for one in topics.values()):
         return None
-    return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in value.items()}
+    return {topic: {number: offset_of(at) for number, at in one.items()} for topic, one in topics.items()}

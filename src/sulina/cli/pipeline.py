@@ -188,7 +188,7 @@ def replay(
     end
         End position: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import replay as made
 
     count = made(stages, table, into, start=start, end=end)
@@ -211,7 +211,7 @@ def backfill(
     table
         Bronze table of the pipeline.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import backfill as made
 
     terminal.done(f"added {terminal.counted(made(stages, table), 'row')} to {table}")
@@ -235,7 +235,7 @@ def retry(
     table
         Silver table of the pipeline.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import retry as made
 
     done = made(stages, table)
@@ -272,12 +272,21 @@ def _check_spark() -> None:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
 
 
-def _stages(file: Path, master: str | None, remote: str | None) -> "Stages":
-    """Return a pipeline on a new session, and say so: starting one takes seconds."""
+def _stages(file: Path, master: str | None, remote: str | None, *tables: str) -> "Stages":
+    """Return a pipeline on a new session, and say so: starting one takes seconds. What can be checked before, is.
+
+    Raises:
+        InvalidSettings: the definition does not fit the topics and tables that are there, or lacks one of `tables`.
+    """
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
+    for name in tables:
+        pipeline.find(name)
     _check_spark()
+    from sulina.spark.pipeline.checks import check
+
+    check(pipeline)
     terminal.say("starting Spark …")
     from sulina.spark.pipeline.stages import Stages
     from sulina.spark.session import session

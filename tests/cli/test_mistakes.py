@@ -175,12 +175,8 @@ def test_a_mistake_is_one_clear_error_before_spark_starts(
     address = node.url.removeprefix("http://")
     for name in [name for name in os.environ if name.startswith(("SULINA_", "SPARK_"))]:
         monkeypatch.delenv(name)
-    for name, value in {
-        "SULINA_URL": node.url,
-        "NO_COLOR": "1",
-        "XDG_RUNTIME_DIR": str(folder),
-        **mistake.variables,
-    }.items():
+    ours = {"SULINA_URL": node.url, "NO_COLOR": "1", "XDG_RUNTIME_DIR": str(folder)}
+    for name, value in (ours | mistake.variables).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
     (folder / "pipeline.toml").write_text(mistake.toml.replace("{url}", node.url))

@@ -55,7 +55,7 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         ({"gold": [{"table": "g", "sql": "select 1", "mode": "append"}]}, "needs from"),
         ({"gold": [{"table": "g", "sql": "select 1", "from": "nothing"}]}, "no table 'nothing'"),
         ({"trigger_seconds": 0}, "trigger_seconds"),
-        ({"gold": [{"table": "g", "sql": "select * from rw"}]}, "reads no table of the pipeline, but rw; did you mean raw?"),
+        ({"gold": [{"table": "g", "sql": "select * from rw"}]}, "no table of the pipeline, but rw; did you mean raw"),
         ({"bronze": [BRONZE | {"strat": "latest"}]}, "unknown field `strat`.*did you mean start?"),
         ({"silver": [{"table": "s", "from": "rwa"}]}, "no bronze table 'rwa'; did you mean raw?"),
     ],

@@ -8,8 +8,8 @@ from sulina.spark.errors import PipelineFailed, SparkFailed, failing, own_errors
 
 # As Spark 4 writes them, plans shortened.
 COLUMN = (
-    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amuont` cannot be resolved. "
-    "Did you mean one of the following? [`amount`, `country`, `_offset`]. SQLSTATE: 42703; line 1 pos 19;\n"
+    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amuont` "
+    "cannot be resolved. Did you mean one of the following? [`amount`, `country`, `_offset`]. SQLSTATE: 42703; line 1 pos 19;\n"
     "'Aggregate ['sum('amuont) AS revenue#1]\n+- SubqueryAlias orders\n"
 )
 ALONE = (
@@ -24,7 +24,7 @@ SYNTAX = (
     "\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'country'. SQLSTATE: 42601 (line 1, pos 6)\n\n== SQL ==\n"
     "selct country from orders\n------^^^\n"
 )
-ROUTINE = "[UNRESOLVED_ROUTINE] Cannot resolve routine `summ` on search path [`system`.`builtin`]. SQLSTATE: 42883; line 1 pos 7"
+ROUTINE = "[UNRESOLVED_ROUTINE] Cannot resolve routine `summ` on search path [`system`]. SQLSTATE: 42883; line 1 pos 7"
 STREAM = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: " + COLUMN
 OURS = "Py4JJavaError: …\nsulina.errors.TopicNotFound: there is no topic /default/ordrs\n\tat java.base/…"
 
@@ -50,17 +50,14 @@ def test_an_error_of_ours_behind_it_is_told_as_it_is() -> None:
 
 
 def test_a_failure_names_pipeline_and_table_and_the_near_name() -> None:
-    with pytest.raises(
-        PipelineFailed, match="pipeline shop: table revenue: there is no table ordrs; did you mean orders?"
-    ), failing("shop", "revenue", ["orders_raw", "orders"]):
+    with pytest.raises(PipelineFailed) as failed, failing("shop", "revenue", ["orders_raw", "orders"]):
         raise AnalysisException(TABLE)
+    assert str(failed.value) == "pipeline shop: table revenue: there is no table ordrs; did you mean orders?"
 
 
 def test_a_command_tells_an_error_of_spark_as_its_own() -> None:
-    with (
-        pytest.raises(SparkFailed, match="^Spark failed: there is no column amuont; did you mean amount?"),
-        own_errors(),
-    ):
+    with pytest.raises(SparkFailed) as failed, own_errors():
         raise AnalysisException(COLUMN)
+    assert str(failed.value) == "Spark failed: there is no column amuont; did you mean amount?"
     with pytest.raises(TopicNotFound, match="there is no topic /default/ordrs"), own_errors():
         raise AnalysisException(OURS)

@@ -146,8 +146,8 @@ def run(words: Sequence[str]) -> int:
         return INTERRUPTED
     except CycloptsError as error:
         command = " ".join(["sulina", *(error.command_chain or ())])
-        text, hint = _usage_text(str(error), command)
-        terminal.complain(text, hint=hint, code="usage", as_json=as_json)
+        text, advice = _usage_text(str(error), command)
+        terminal.complain(text, hint=advice, code="usage", as_json=as_json)
         return USAGE
     except SulinaError as error:
         from sulina.cli.flags.remote import hint_for

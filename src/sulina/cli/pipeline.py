@@ -38,6 +38,7 @@ COLUMNS = (
 )
 RIGHT = COLUMNS[3:]
 STOP_FILE = "stop"
+LOG_LEVEL = "spark.log.level"
 
 app = App(name="pipeline", help="Turn topics into Delta Lake tables, exactly once.", group_commands=Group("Commands"))
 File = Annotated[Path, Parameter(help="TOML file that defines the pipeline.")]
@@ -293,6 +294,9 @@ def _stages(file: Path, master: str | None, remote: str | None, *tables: str) ->
 
     name = f"sulina pipeline {pipeline.name}"
     spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=True)
+    is_ours = remote is None and "SPARK_REMOTE" not in os.environ and spark.sparkContext.master.startswith("local")
+    if is_ours and LOG_LEVEL not in pipeline.settings:
+        spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
     return Stages(spark, pipeline)
 
 

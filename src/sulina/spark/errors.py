@@ -188,7 +188,7 @@ def own_errors() -> Iterator[None]:
     Raises:
         SparkFailed: no error of ours is behind it.
     """
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException  # which processes that only name these errors do without
 
     try:
@@ -230,7 +230,7 @@ def said(error: BaseException) -> tuple[type[SulinaError] | None, str]:
 
 
 _WRAPPED = re.compile(r"\[STREAM_FAILED\].*? terminated with exception: ", re.DOTALL)
-_CONDITION = re.compile(r"\[[A-Z0-9_.]+\] ")
+_CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*")
 _PLACE = re.compile(r"line (\d+),? pos (\d+)")
 _COLUMN = re.compile(r"\[UNRESOLVED_COLUMN[.A-Z_]*\].*? name `(.+?)` cannot be resolved")
@@ -243,11 +243,8 @@ def sentence(text: str) -> str:
     """Return what an error of Spark says as one sentence, without its codes and without the query's plan."""
     text = _WRAPPED.sub("", text.strip(), count=1)
     if column := _COLUMN.search(text):
-        known = (
-            [name.replace("`", "") for name in _COLUMNS.search(text)[1].split(", ")] if _COLUMNS.search(text) else []
-        )
-        name = column[1].replace("`", "")
-        return f"there is no column {name}{did_you_mean(name, known)}"
+        name, near = column[1].replace("`", ""), _COLUMNS.search(text)
+        return f"there is no column {name}{did_you_mean(name, near[1].replace('`', '').split(', ') if near else ())}"
     if table := _TABLE.search(text):
         return f"there is no table {table[1].replace('`', '')}"
     if function := _FUNCTION.search(text):

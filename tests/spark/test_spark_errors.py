@@ -8,8 +8,8 @@ from sulina.spark.errors import PipelineFailed, SparkFailed, failing, own_errors
 
 # As Spark 4 writes them, plans shortened.
 COLUMN = (
-    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amuont` "
-    "cannot be resolved. Did you mean one of the following? [`amount`, `country`, `_offset`]. SQLSTATE: 42703; line 1 pos 19;\n"
+    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amuont` cannot be "
+    "resolved. Did you mean one of the following? [`amount`, `country`, `_offset`]. SQLSTATE: 42703; line 1 pos 19;\n"
     "'Aggregate ['sum('amuont) AS revenue#1]\n+- SubqueryAlias orders\n"
 )
 ALONE = (

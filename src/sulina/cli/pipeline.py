@@ -294,7 +294,7 @@ def _stages(file: Path, master: str | None, remote: str | None, *tables: str) ->
 
     name = f"sulina pipeline {pipeline.name}"
     spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=True)
-    is_ours = remote is None and "SPARK_REMOTE" not in os.environ and spark.sparkContext.master.startswith("local")
+    is_ours = remote is None and "SPARK_REMOTE" not in os.environ and str(spark.sparkContext.master).startswith("local")
     if is_ours and LOG_LEVEL not in pipeline.settings:
         spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
     return Stages(spark, pipeline)

@@ -150,8 +150,6 @@ class Runner:
     # What both do
 
     def _prepare(self) -> None:
-        check(self.pipeline)
-        self.stages.check_queries()
         self.stages.prepare()
         for name in self.pipeline.names:
             self._versions[name] = self._newest(name)
@@ -276,7 +274,9 @@ def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> li
         InvalidSettings: the definition is wrong.
         PipelineFailed: a query ended with an error.
     """
-    runner = Runner(Stages(spark, pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)))
+    definition = pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)
+    check(definition)
+    runner = Runner(Stages(spark, definition))
     runner.run_once()
     return runner.progress
 

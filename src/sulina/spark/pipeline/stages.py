@@ -49,11 +49,13 @@ class Stages:
             register(self.spark)
 
     def prepare(self) -> None:
-        """Create every bronze and quarantine table, so that queries that read them can start.
+        """Check the queries, and create every bronze and quarantine table, so that queries that read them can start.
 
         Raises:
+            PipelineFailed: the SQL of a table is wrong.
             TableSchemaConflict: one exists with other columns.
         """
+        self.check_queries()
         tables = [(one.table, spark_type(RAW_SCHEMA), tuple(one.partition_by)) for one in self.pipeline.bronze]
         tables += [(one.quarantine_table, QUARANTINE, ()) for one in self.pipeline.silver]
         for table, columns, partition_columns in tables:

@@ -191,7 +191,7 @@ def test_a_mistake_is_one_clear_error_before_spark_starts(
     assert not (folder / "tables").exists(), "nothing was made"
 
 
-def test_the_url_may_stand_before_the_command(node: Served, capfd: pytest.CaptureFixture[str]) -> None:
+def test_f5_the_url_may_stand_before_the_command(node: Served, capfd: pytest.CaptureFixture[str]) -> None:
     node.ok("topic", "create", "anywhere")
     for words in (
         ("--url", node.url, "topic", "show", "anywhere", "--json"),

@@ -13,6 +13,7 @@ from sulina.client import SyncClient
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_table import WriteTo, commit
 from sulina.spark.errors import PipelineFailed
+from sulina.spark.pipeline.checks import check
 from sulina.spark.pipeline.definition import parse
 from sulina.spark.pipeline.runner import run_pipeline
 from sulina.spark.pipeline.stages import Stages
@@ -71,6 +72,26 @@ def test_s3_a_mistake_in_sql_is_one_sentence_before_a_row_is_read(
     assert str(failed.value).startswith(f"pipeline {pipeline['name']}: {told}")
     assert len(str(failed.value).splitlines()) == 1
     assert not (tmp_path / "tables").exists(), "nothing was made"
+
+
+def test_s3_topics_and_columns_are_checked_without_spark(shop: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    def told(pipeline: dict[str, Any]) -> str:
+        with pytest.raises(InvalidSettings) as refused:
+            check(parse(pipeline))
+        return str(refused.value)
+
+    pipeline = shop()
+    check(parse(pipeline))
+    right = pipeline["bronze"][0]["topic"]
+    pipeline["bronze"][0]["topic"] = f"{right}-"
+    assert f"bronze table raw: there is no topic {right}-; did you mean " in told(pipeline)
+    pipeline["bronze"][0]["topic"] = right
+    pipeline["silver"][0]["partition_by"] = ["contry"]
+    assert "silver table orders: partition_by names column 'contry'" in told(pipeline)
+    pipeline["silver"][0]["partition_by"] = ["Country", "_partition"]
+    check(parse(pipeline))
+    (tmp_path / "tables").write_text("")
+    assert "tables is a file" in told(pipeline)
 
 
 def test_s3_a_column_of_an_earlier_definition_may_still_be_asked_for(

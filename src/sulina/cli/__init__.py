@@ -210,7 +210,7 @@ def _usage_text(text: str, command: str) -> tuple[str, str]:
     for word in text.replace("=", " ").replace(".", " ").split():
         if ours := _OTHER_WORDS.get((command, word)):
             return text.partition(" Did you mean")[0].rstrip("."), f"use {ours}; see `{command} --help`"
-    return text.rstrip("."), f"see `{command} --help`"
+    return text if text.endswith("...") else text.removesuffix("."), f"see `{command} --help`"
 
 
 def _first(error: BaseException) -> BaseException:

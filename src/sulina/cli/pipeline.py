@@ -289,6 +289,8 @@ def _stages(file: Path, master: str | None, remote: str | None, *tables: str) ->
 
     check(pipeline)
     terminal.say("starting Spark …")
+    from pyspark.logger import PySparkLogger
+
     from sulina.spark.pipeline.stages import Stages
     from sulina.spark.session import session
 
@@ -297,6 +299,8 @@ def _stages(file: Path, master: str | None, remote: str | None, *tables: str) ->
     is_ours = remote is None and "SPARK_REMOTE" not in os.environ and str(spark.sparkContext.master).startswith("local")
     if is_ours and LOG_LEVEL not in pipeline.settings:
         spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
+        for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # of PySpark, which prints traces too
+            PySparkLogger.getLogger(logger).setLevel("CRITICAL")
     return Stages(spark, pipeline)
 
 

@@ -3,17 +3,37 @@
     python examples/chat.py ada
     python examples/chat.py bob
 
-Everybody is a subscriber of one topic and gets all that is said from then on. End with ctrl-D.
+Everybody is a subscriber of one topic and gets all that is said from then on. End with ctrl-D or ctrl-C.
 """
 
 import argparse
 import asyncio
+import os
 import secrets
 import sys
 
 import sulina
 
 TOPIC = "/default/chat"
+
+
+def lines_typed() -> asyncio.StreamReader:
+    """Return the lines of standard input as they are typed. No thread waits for them, so ctrl-C ends at once."""
+    lines, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+
+    def take() -> None:
+        if data := os.read(0, 1 << 16):
+            lines.feed_data(data)
+        else:
+            loop.remove_reader(0)
+            lines.feed_eof()
+
+    try:
+        loop.add_reader(0, take)
+    except PermissionError:  # a file: it has all its lines already
+        lines.feed_data(sys.stdin.buffer.read())
+        lines.feed_eof()
+    return lines
 
 
 async def chat(url: str, topic: str, name: str) -> None:
@@ -37,8 +57,9 @@ async def chat(url: str, topic: str, name: str) -> None:
 
         await say("has come")
         print(f"you are {name} in {topic}; end with ctrl-D", flush=True)
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            if text := line.strip():
+        typed = lines_typed()
+        while line := await typed.readline():
+            if text := line.decode().strip():
                 await say(f"says: {text}")
         await say("has left")
         await client.unsubscribe(topic, subscriber)
@@ -56,6 +77,8 @@ def main() -> int:
     except sulina.SulinaError as error:
         print(f"{error} (is there a node? start one with: sulina serve)", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -6,6 +6,7 @@ python examples/fan_out.py --workers 20 --messages 5000 --url http://127.0.0.1:8
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 
@@ -48,6 +49,7 @@ async def fan_out(url: str, count: int, messages: int) -> None:
             await client.subscribe(TOPIC, worker.take, name=worker.name.replace(" ", "-"), batches=True)
             for worker in workers
         ]
+        print(f"{count} workers are subscribed", flush=True)
         started = time.monotonic()
         for first in range(0, messages, BATCH):
             numbers = range(first, min(first + BATCH, messages))
@@ -66,8 +68,8 @@ async def fan_out(url: str, count: int, messages: int) -> None:
             await client.unsubscribe(TOPIC, subscriber)
 
 
-def main() -> None:
-    """Parse the command line, and run."""
+def main() -> int:
+    """Run, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", default="memory:", help="a node in this process, or http://HOST:PORT (default: memory:)"
@@ -75,8 +77,15 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--messages", type=int, default=2000)
     options = parser.parse_args()
-    asyncio.run(fan_out(options.url, options.workers, options.messages))
+    try:
+        asyncio.run(fan_out(options.url, options.workers, options.messages))
+    except sulina.SulinaError as error:
+        print(f"{error} (is there a node? start one with: sulina serve)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

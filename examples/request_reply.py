@@ -7,14 +7,18 @@ python examples/request_reply.py client --url http://127.0.0.1:8080
 
 import argparse
 import asyncio
-import contextlib
 import secrets
+import sys
 from typing import Any
 
 import sulina
 
 REQUESTS = "/default/sums"
-REPLY_SECONDS = 10.0
+REPLY_SECONDS = 5.0
+
+
+class NoReply(Exception):
+    """Nobody has answered a request."""
 
 
 def header(message: sulina.Message, name: str) -> str:
@@ -63,8 +67,11 @@ class Requests:
             headers = {"reply-to": self._replies, "correlation-id": correlation_id}
             ack = await self._client.publish(REQUESTS, {"numbers": numbers}, headers=headers)
             ack.raise_for_status()
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await reply
+            try:
+                async with asyncio.timeout(REPLY_SECONDS):
+                    return await reply
+            except TimeoutError:
+                raise NoReply(f"no reply within {REPLY_SECONDS:g} s") from None
         finally:
             del self._waiting[correlation_id]
 
@@ -97,17 +104,26 @@ async def run(role: str, url: str) -> None:
             server.cancel()
 
 
-def main() -> None:
-    """Parse the command line, and run."""
+def main() -> int:
+    """Run, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("role", nargs="?", choices=("both", "server", "client"), default="both")
     parser.add_argument(
         "--url", default="memory:", help="a node in this process, or http://HOST:PORT (default: memory:)"
     )
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(run(options.role, options.url))
+    except NoReply as error:
+        print(f"{error}: is there a server? start one with: {sys.argv[0]} server --url {options.url}", file=sys.stderr)
+        return 1
+    except sulina.SulinaError as error:
+        print(f"{error} (is there a node? start one with: sulina serve)", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,8 +3,11 @@ that knows `# %%`. It makes its own data, in a folder that it removes at the end
 """
 
 # %% A node, as a process of its own
+import atexit
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,24 @@ home = Path(tempfile.mkdtemp(prefix="sulina-walkthrough-"))
 command = [sys.executable, "-m", "sulina.cli", "serve", "--json", "--http", "127.0.0.1:0", "--data", str(home / "data")]
 node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 url = json.loads(node.stdout.readline())["url"]
+
+
+def end() -> None:
+    """Stop the node and remove its data, however this ends."""
+    node.terminate()
+    node.wait()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def end_quietly(kind, error, trace) -> None:
+    """Print no trace for ctrl-C, or where nobody reads on, as with `| head`."""
+    if not issubclass(kind, BrokenPipeError | KeyboardInterrupt):
+        return sys.__excepthook__(kind, error, trace)
+    return os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more at its end
+
+
+atexit.register(end)
+sys.excepthook = end_quietly
 print(f"a node serves at {url}")
 
 # %% A topic with a schema, and three days of a shop's orders; one in fifty is broken, as they are in life
@@ -107,6 +128,3 @@ print(polars.read_delta(f"{home}/tables/revenue").group_by("country").agg(polars
 # %% The end
 spark.stop()
 client.close()
-node.terminate()
-node.wait()
-subprocess.run(["rm", "-r", str(home)], check=True)

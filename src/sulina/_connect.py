@@ -25,9 +25,10 @@ def connect(url: str, options: ClientOptions | None, registry: SerializationRegi
             WebSocketConnector(each)  # checks it
         return Client(url=url, options=options, registry=registry)
     if not url or ("://" in url) or (":" in url.split("/")[0] and url != MEMORY):
+        near = f"; did you mean http://{url}?" if url and "://" not in url else ""
         raise InvalidSettings(
             f"cannot connect to {url!r}: use http://HOST:PORT or https://HOST:PORT (several with commas between them), "
-            f"memory:, or a path such as ./data"
+            f"memory:, or a path such as ./data{near}"
         )
     local = _LocalNode(url)
     return Client(local.connect, options=options, registry=registry, url=url, on_close=local.stop)

@@ -12,6 +12,7 @@ Epoch = NewType("Epoch", int)  # the fence of an owner
 
 NAMES_LENGTH_MAX = 230  # of namespace and topic together: a partition's directory has a name of 255 bytes at most
 PARTITIONS_MAX = 100_000
+DEFAULT_NAMESPACE = "default"  # of topics that are named without one
 
 # A namespace has no dot, so that `{ns}.{topic}` names one directory for one topic only (ADR 0001).
 NAMESPACE_PATTERN = r"[a-zA-Z0-9_-]{1,200}"
@@ -103,6 +104,17 @@ class TopicName:
             shown = text if len(text) <= 60 else text[:57] + "..."
             raise InvalidName(kind="topic", name=shown, pattern="/namespace/topic")
         return cls(parts[1], parts[2])
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse a name as people write it: `/namespace/topic`, or `topic`, which is in the namespace `default`.
+
+        The command line, the Python client and Spark read names by this rule. What is stored or sent has whole names.
+
+        Raises:
+            InvalidName: the text, or a part of it, is not valid.
+        """
+        return cls.parse(text if "/" in text else f"/{DEFAULT_NAMESPACE}/{text}")
 
     def __str__(self) -> str:
         return f"/{self.namespace}/{self.topic}"

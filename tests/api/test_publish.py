@@ -131,7 +131,7 @@ async def test_of_two_writers_at_one_version_one_wins_l3(client: Client, topic: 
 
 
 async def test_an_invalid_topic_is_rejected_p2(client: Client) -> None:
-    for name in ("orders", "/default/../etc", "/default/a b", ""):
+    for name in ("/orders", "/default/../etc", "/default/a b", ""):
         ack = await client.publish(name, b"")
         assert (ack.status, ack.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_TOPIC)
 
@@ -236,3 +236,30 @@ async def test_another_schema_is_refused_once_there_is_data_u11(client: Client, 
         await client.admin.create_topic(topic, schema=NUMBER)
     same = Schema(kind=SchemaKind.JSON, definition={"type": "string"})
     assert (await client.admin.create_topic(topic, schema=same)).schema_id == TEXT.fingerprint
+
+
+async def test_p1_a_topic_without_a_namespace_is_in_default(client: Client, topic: str) -> None:
+    """Every method takes the short name that the command line takes."""
+    short = topic.removeprefix("/default/")
+    assert "/" not in short
+    assert (await client.admin.create_topic(short)).topic == topic
+    assert (await client.admin.topic(short)).topic == topic
+    (await client.publish(short, b"1")).raise_for_status()
+    async with client.producer(short) as producer:
+        producer.produce(b"2")
+    assert [message.payload for message in await contents(client, short)] == [b"1", b"2"]
+    async with client.consumer(short, "billing", start="earliest") as messages:
+        taken = [await anext(messages), await anext(messages)]
+        assert [message.topic for message in taken] == [topic, topic]
+        await messages.ack(*taken)
+    assert (await client.admin.subscription(short, "billing")).topic == topic
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    subscriber = await client.subscribe(short, lambda message: heard.put_nowait(message.payload))
+    (await client.publish(short, b"3")).raise_for_status()
+    async with asyncio.timeout(30):
+        assert await heard.get() == b"3"
+    await client.unsubscribe(short, subscriber)
+    assert (await client.admin.partition(short)).end_offset == 3
+    await client.admin.delete_topic(short)
+    with pytest.raises(TopicNotFound):
+        await client.admin.topic(topic)

@@ -38,7 +38,7 @@ def test_a_batch_over_partitions_is_refused_or_split_l16(sync_client: SyncClient
 
 
 def test_rejects_and_faults_p2(sync_client: SyncClient, topic: str) -> None:
-    assert sync_client.publish("orders", b"").reason == RejectReason.INVALID_TOPIC
+    assert sync_client.publish("/orders", b"").reason == RejectReason.INVALID_TOPIC
     with pytest.raises(TopicNotFound):
         sync_client.publish(topic, b"")
     number = Schema(kind=SchemaKind.JSON, definition={"type": "integer"})

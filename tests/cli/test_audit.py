@@ -6,7 +6,7 @@ import pytest
 
 from sulina.cli import audit, terminal
 from sulina.spark.audit_checks import AuditReport, Finding, Kind, PartitionAudit, RangeCount
-from tests.cli.conftest import Ended, told
+from tests.cli.conftest import Ended, Served, told
 
 HELD = PartitionAudit(partition=0, start=0, end=1200, records=1200, versions=12)
 
@@ -42,10 +42,11 @@ def test_wrong_flags_are_refused_before_spark_is_started(
 
 
 def test_without_java_it_says_what_is_missing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    node: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    node.ok("topic", "create", "x")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    ended = told(capfd, "audit", "x", "--json")
+    ended = told(capfd, "audit", "x", "--json", "--url", node.url)
     assert (ended.code, ended.error["code"]) == (1, "spark_unavailable")
     assert "JAVA_HOME" in ended.error["message"]
 

@@ -17,7 +17,10 @@ def test_a_topic_is_created_listed_shown_and_deleted(node: Served) -> None:
     made = node.ok("topic", "create", "life", *settings, "--json").json
     assert made["topic"] == "/default/life"
     assert made["policy"]["retention_seconds"] == 60
-    assert "updated /default/life with 2 partitions" in node.ok("topic", "create", "/default/life", *settings).out
+    assert (
+        "/default/life exists already with 2 partitions and these settings"
+        in node.ok("topic", "create", "/default/life", *settings).out
+    )
     assert "/default/life" in [info["topic"] for info in node.ok("topic", "list", "--json").json]
     assert node.run("topic", "list", "--namespace", "nowhere", "--json").error["code"] == "namespace_not_found"
     shown = node.ok("topic", "show", "life", "--json").json

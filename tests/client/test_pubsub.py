@@ -82,7 +82,7 @@ async def test_p2_rejects_are_acks(client: Client, node: FakeNode) -> None:
         ack = await client.publish_batch(topic, payloads)
         return ack.reason, ack.message
 
-    assert (await reason("orders", [b"x"]))[0] == RejectReason.INVALID_TOPIC
+    assert (await reason("/orders", [b"x"]))[0] == RejectReason.INVALID_TOPIC
     assert (await reason(7, [b"x"]))[0] == RejectReason.INVALID_TOPIC
     assert (await reason(TOPIC, []))[0] == RejectReason.INVALID_PAYLOAD
     found, message = await reason(TOPIC, [b"x", b"y", object(), b"z"])

@@ -44,7 +44,7 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         ({"colour": 1}, "unknown field `colour`"),
         ({"bronze": [{"table": "raw"}]}, "missing required field `topic` - at `bronze"),
         ({"bronze": [{"table": "Raw!", "topic": "/a/b"}]}, "'Raw!' is not a valid name"),
-        ({"bronze": [{"table": "raw", "topic": "orders"}]}, "bronze table raw"),
+        ({"bronze": [{"table": "raw", "topic": "/orders"}]}, "bronze table raw"),
         ({"bronze": [BRONZE | {"start": "soon"}]}, "is not valid: use earliest"),
         ({"bronze": [BRONZE, BRONZE]}, "table raw is made twice"),
         ({"silver": [{"table": "s", "from": "nothing"}]}, "no bronze table 'nothing'"),
@@ -55,6 +55,9 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         ({"gold": [{"table": "g", "sql": "select 1", "mode": "append"}]}, "needs from"),
         ({"gold": [{"table": "g", "sql": "select 1", "from": "nothing"}]}, "no table 'nothing'"),
         ({"trigger_seconds": 0}, "trigger_seconds"),
+        ({"gold": [{"table": "g", "sql": "select * from rw"}]}, "no table of the pipeline, but rw; did you mean raw"),
+        ({"bronze": [BRONZE | {"strat": "latest"}]}, "unknown field `strat`.*did you mean start?"),
+        ({"silver": [{"table": "s", "from": "rwa"}]}, "no bronze table 'rwa'; did you mean raw?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_place(more: dict[str, Any], message: str) -> None:

@@ -166,7 +166,7 @@ def test_positions_are_words_or_offsets_by_partition() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "{", "[]", '{"orders": {"0": 1}}', '{"/a/b": {"x": 1}}', '{"/a/b": 5}']
+    ["", "soon", "{", "[]", '{"/orders": {"0": 1}}', '{"/a/b": {"x": 1}}', '{"/a/b": 5}']
     + [f'{{"/a/b": {{"0": {offset}}}}}' for offset in ("-3", "true", "1.5", '"7"', "null")],
 )
 def test_other_positions_are_refused(text: str) -> None:
@@ -182,9 +182,11 @@ def test_topics_are_names_or_patterns() -> None:
     for text in ("", " , "):
         with pytest.raises(InvalidSettings):
             TopicChoice.parse(text)
+    assert TopicChoice.parse("orders, /default/orders").names == (TopicName.parse("/default/orders"),)
+    assert TopicChoice.parse("orders*").has(TopicName.parse("/default/orders1"))
     with pytest.raises(InvalidName):
-        TopicChoice.parse("orders")
-    for text in ("orders*", "/shop*", "/shop/orders/*", "a/shop/orders*"):
+        TopicChoice.parse("/orders")
+    for text in ("/shop*", "/shop/orders/*", "a/shop/orders*"):
         with pytest.raises(InvalidSettings, match="must have the form /namespace/topic"):
             TopicChoice.parse(text)
     assert TopicChoice.parse("/shop/X").names == (TopicName.parse("/shop/X"),)

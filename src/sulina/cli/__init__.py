@@ -3,8 +3,9 @@
 `flags` has the options that commands share, `terminal` their output.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -104,6 +105,19 @@ _COMMANDS = [
         "Install completion of commands and options in your shell.",
     ),
 ]
+# Options as other programs have them, and ours.
+_LISTEN = "--http 127.0.0.1:9000, or another address and port"
+_OTHER_WORDS = {
+    ("sulina serve", "--port"): _LISTEN,
+    ("sulina serve", "--host"): _LISTEN,
+    ("sulina serve", "--listen"): _LISTEN,
+    ("sulina serve", "--bind"): _LISTEN,
+    ("sulina serve", "--data-dir"): "--data",
+    ("sulina consume", "--from-beginning"): "--start earliest",
+    ("sulina consume", "--offset"): "--start offset:N",
+    ("sulina consume", "--from"): "--start",
+    ("sulina consume", "--group"): "--subscription",
+}
 for _name, _path, _group, _help in _COMMANDS:
     app.command(_path, name=_name, group=_group, help=_help)
 
@@ -117,6 +131,7 @@ def run(words: Sequence[str]) -> int:
     """Run one command, and return its exit code. An error is printed as one line, unless it is a bug of Sulina."""
     from sulina.cli import terminal
 
+    words = _node_options_last(words)
     options = words[: words.index("--")] if "--" in words else words
     as_json = "--json" in options
     try:
@@ -131,7 +146,8 @@ def run(words: Sequence[str]) -> int:
         return INTERRUPTED
     except CycloptsError as error:
         command = " ".join(["sulina", *(error.command_chain or ())])
-        terminal.complain(str(error), hint=f"see `{command} --help`", code="usage", as_json=as_json)
+        text, advice = _usage_text(str(error), command)
+        terminal.complain(text, hint=advice, code="usage", as_json=as_json)
         return USAGE
     except SulinaError as error:
         from sulina.cli.flags.remote import hint_for
@@ -139,14 +155,62 @@ def run(words: Sequence[str]) -> int:
         hint = "; ".join([*getattr(error, "__notes__", ()), *filter(None, [hint_for(error)])]) or None
         terminal.complain(str(error), hint=hint, code=error.code, details=error.details(), as_json=as_json)
         return FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file of the user's
+        terminal.complain(f"{error.filename}: {error.strerror}", hint=None, code="os_error", as_json=as_json)
+        return FAILED
     return code if is_read else terminal.BROKEN_PIPE
 
 
 def _run(words: Sequence[str]) -> int:
     try:
-        return int(app(words, exit_on_error=False, print_error=False))
+        with _without_spark_errors():
+            return int(app(words, exit_on_error=False, print_error=False))
     except BaseExceptionGroup as group:
         raise _first(group) from group
+
+
+@contextlib.contextmanager
+def _without_spark_errors() -> Iterator[None]:
+    """Raise errors of Spark as errors of ours, where a command has imported it.
+
+    Raises:
+        SulinaError: Spark raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SulinaError | CycloptsError) or "pyspark" not in sys.modules:
+            raise
+        from sulina.spark.errors import own_errors
+
+        with own_errors():
+            raise
+
+
+def _node_options_last(words: Sequence[str]) -> list[str]:
+    """Return the words with --url and --json behind the command, where somebody wrote them before it."""
+    rest, moved = list(words), list[str]()
+    at = 0
+    while at < min(len(rest), 2):
+        if rest[at] == "--url" and at + 1 < len(rest):
+            moved += rest[at : at + 2]
+            del rest[at : at + 2]
+        elif rest[at] == "--json" or rest[at].startswith("--url="):
+            moved.append(rest.pop(at))
+        else:
+            at += 1
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], *moved, *rest[end:]]
+
+
+def _usage_text(text: str, command: str) -> tuple[str, str]:
+    """Return what is wrong with the words of a command, and what to do: our option for another program's, or --help."""
+    for word in text.replace("=", " ").replace(".", " ").split():
+        if ours := _OTHER_WORDS.get((command, word)):
+            return text.partition(" Did you mean")[0].rstrip("."), f"use {ours}; see `{command} --help`"
+    return text if text.endswith("...") else text.removesuffix("."), f"see `{command} --help`"
 
 
 def _first(error: BaseException) -> BaseException:

@@ -1,14 +1,15 @@
 """Command `sulina audit`: a Spark job that checks a topic's log, and that a table equals it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from sulina.cli import terminal
-from sulina.cli.flags.remote import DEFAULT_URL, topic_name
-from sulina.errors import InvalidSettings
+from sulina.cli.flags.remote import DEFAULT_URL, near_topic, topic_name
+from sulina.errors import InvalidSettings, TopicNotFound
 from sulina.spark.errors import SparkUnavailable
 from sulina.types import TopicName
 
@@ -134,6 +135,7 @@ def audit(
     _check_spark()
     from sulina.spark.audit import Audit
 
+    _check_there(source.location(), name, [one for one in (table, quarantine) if one is not None])
     if not json:
         terminal.say("starting Spark …")
     report = Audit(
@@ -164,6 +166,30 @@ def _check_spark() -> None:
         import pyspark  # noqa: F401
     except ImportError as error:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
+
+
+def _check_there(location: "LogLocation", topic: TopicName, tables: Sequence[str]) -> None:
+    """Check that the topic and the tables exist, before Spark starts.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TableNotFound: there is no table at one of these places.
+        Disconnected: no broker answers.
+    """
+    from sulina.spark.clients import client_of
+    from sulina.spark.delta_log import open_table
+    from sulina.spark.log_catalogue import open_catalogue
+    from sulina.spark.scan import TopicChoice
+    from sulina.spark.table_location import TableLocation
+
+    try:
+        open_catalogue(location, TopicChoice((str(topic),))).partitions()
+    except TopicNotFound as error:
+        if location.url is not None:
+            error.add_note(near_topic(str(topic), [info.topic for info in client_of(location.url).admin.topics()]))
+        raise
+    for table in tables:
+        open_table(TableLocation.parse(table))
 
 
 def _session(name: str, master: str | None, remote: str | None) -> "SparkSession":

@@ -38,6 +38,7 @@ COLUMNS = (
 )
 RIGHT = COLUMNS[3:]
 STOP_FILE = "stop"
+LOG_LEVEL = "spark.log.level"
 
 app = App(name="pipeline", help="Turn topics into Delta Lake tables, exactly once.", group_commands=Group("Commands"))
 File = Annotated[Path, Parameter(help="TOML file that defines the pipeline.")]
@@ -188,7 +189,7 @@ def replay(
     end
         End position: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import replay as made
 
     count = made(stages, table, into, start=start, end=end)
@@ -211,7 +212,7 @@ def backfill(
     table
         Bronze table of the pipeline.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import backfill as made
 
     terminal.done(f"added {terminal.counted(made(stages, table), 'row')} to {table}")
@@ -235,7 +236,7 @@ def retry(
     table
         Silver table of the pipeline.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, table)
     from sulina.spark.pipeline.replaying import retry as made
 
     done = made(stages, table)
@@ -272,18 +273,34 @@ def _check_spark() -> None:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
 
 
-def _stages(file: Path, master: str | None, remote: str | None) -> "Stages":
-    """Return a pipeline on a new session, and say so: starting one takes seconds."""
+def _stages(file: Path, master: str | None, remote: str | None, *tables: str) -> "Stages":
+    """Return a pipeline on a new session, and say so: starting one takes seconds. What can be checked before, is.
+
+    Raises:
+        InvalidSettings: the definition does not fit the topics and tables that are there, or lacks one of `tables`.
+    """
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
+    for name in tables:
+        pipeline.find(name)
     _check_spark()
+    from sulina.spark.pipeline.checks import check
+
+    check(pipeline)
     terminal.say("starting Spark …")
+    from pyspark.logger import PySparkLogger
+
     from sulina.spark.pipeline.stages import Stages
     from sulina.spark.session import session
 
     name = f"sulina pipeline {pipeline.name}"
     spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=True)
+    is_ours = remote is None and "SPARK_REMOTE" not in os.environ and str(spark.sparkContext.master).startswith("local")
+    if is_ours and LOG_LEVEL not in pipeline.settings:
+        spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
+        for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # of PySpark, which prints traces too
+            PySparkLogger.getLogger(logger).setLevel("CRITICAL")
     return Stages(spark, pipeline)
 
 

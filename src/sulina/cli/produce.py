@@ -81,8 +81,8 @@ class _ProducedTotals:
 def produce(
     topic: str,
     /,
-    *,
     file: Annotated[str | None, Parameter(alias="-f")] = None,
+    *,
     whole: bool = False,
     key: Annotated[str | None, Parameter(alias="-k")] = None,
     key_separator: str | None = None,
@@ -107,7 +107,7 @@ def produce(
     key
         Key of every record. Records with the same key stay in order, in one partition.
     key_separator
-        Split each line into key and value at this separator.
+        Split each line into key and value at this separator. `\\t` is a tab.
     header
         NAME=VALUE header of every record; may be repeated.
     partition
@@ -131,7 +131,7 @@ def produce(
         raise InvalidInput("--count generates records, so it cannot be used with --file, --whole or --key-separator")
     shape = _LineFormat(
         key=None if key is None else key.encode(),
-        separator=key_separator.encode() if key_separator else None,
+        separator=key_separator.replace(r"\t", "\t").encode() if key_separator else None,
         headers=tuple(_header(text) for text in header),
     )
     totals = _ProducedTotals()

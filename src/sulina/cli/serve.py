@@ -115,7 +115,9 @@ def _start_error(error: OSError, settings: Settings) -> SulinaError:
     elif (
         isinstance(error, PermissionError | FileExistsError | NotADirectoryError | FileNotFoundError) or error.filename
     ):
-        failure = NotServing(reason=f"cannot write to the data directory {settings.data}: {error.strerror or error}")
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = "it is, or is below, a file" if is_file else error.strerror or error
+        failure = NotServing(reason=f"cannot write to the data directory {settings.data}: {why}")
         failure.add_note("choose another directory with --data")
     else:
         failure = NotServing(reason=str(error))

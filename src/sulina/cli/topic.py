@@ -14,7 +14,7 @@ from sulina.errors import InvalidInput, InvalidSettings, LogIncomplete, SulinaEr
 
 if TYPE_CHECKING:
     from sulina.client import Client
-    from sulina.core.topic import Schema
+    from sulina.core.topic import Policy, Schema
     from sulina.wire.messages import PartitionInfo, TopicInfo, UnloadInfo
 
 app = App(
@@ -67,16 +67,17 @@ def create(
     name = topic_name(topic)
     value_schema = _schema(schema, schema_kind) if schema else None
 
-    async def make(client: "Client") -> "tuple[str, TopicInfo]":
-        """Create the topic; an existing one keeps the settings that are not given."""
+    async def make(client: "Client") -> "tuple[TopicInfo | None, TopicInfo]":
+        """Create the topic; an existing one keeps the settings that are not given. Return it as it was, and is."""
         from sulina.core.topic import Policy, TopicSettings
 
         said = policy.policy()
         try:
-            done, known = "updated", (await client.admin.topic(name)).settings
+            before = await client.admin.topic(name)
         except TopicNotFound:
-            done, known = "created", TopicSettings()
-        return done, await client.admin.create_topic(
+            before = None
+        known = TopicSettings() if before is None else before.settings
+        return before, await client.admin.create_topic(
             name,
             partitions=partitions or known.partitions,
             delivery=delivery or known.delivery,
@@ -84,10 +85,37 @@ def create(
             schema=value_schema or known.value_schema,
         )
 
-    done, info = remote.run(make)
+    before, info = remote.run(make)
     if remote.json:
         return terminal.print_json(info)
-    return terminal.done(f"{done} {info.topic} with {terminal.counted(info.settings.partitions, 'partition')}")
+    return terminal.done(_created_text(before, info))
+
+
+def _created_text(before: "TopicInfo | None", info: "TopicInfo") -> str:
+    """Return what became of a topic: it was created, changed, or was there already with these settings."""
+    partitions = terminal.counted(info.settings.partitions, "partition")
+    if before is None:
+        return f"created {info.topic} with {partitions}"
+    changed = []
+    if before.policy != info.policy:
+        changed.append(_policy_change(before.policy, info.policy))
+    if before.schema_id != info.schema_id:
+        changed.append(f"schema from {_schema_text(before)} to {_schema_text(info)}")
+    if not changed:
+        return f"{info.topic} exists already with {partitions} and these settings; nothing was changed"
+    return f"updated {info.topic} with {partitions}: {'; '.join(changed)}"
+
+
+def _policy_change(before: "Policy", after: "Policy") -> str:
+    from msgspec.structs import asdict
+
+    old, new = asdict(before), asdict(after)
+    return ", ".join(f"{name} from {old[name]} to {new[name]}" for name in old if old[name] != new[name])
+
+
+def _schema_text(info: "TopicInfo") -> str:
+    kind = info.settings.value_schema.kind
+    return f"{kind} {info.schema_id}" if kind != "bytes" else str(kind)
 
 
 @app.command(name="list")
@@ -142,13 +170,12 @@ def show(topic: str, /, *, remote: Remote = HERE) -> None:
     info, partitions = remote.run(ask)
     if remote.json:
         return terminal.print_json({"topic": info, "partitions": partitions})
-    schema = info.settings.value_schema
     terminal.print_facts(
         {
             "topic": info.topic,
             "delivery": info.settings.delivery,
             "state": info.state,
-            "schema": f"{schema.kind} {info.schema_id}" if schema.kind != "bytes" else schema.kind,
+            "schema": _schema_text(info),
             "policy": policy_text(info.policy),
             "subscriptions": ", ".join(info.subscriptions) or None,
         }

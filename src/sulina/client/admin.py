@@ -18,6 +18,7 @@ from sulina.client.checks import (
     checked_number,
     checked_seconds,
     position_text,
+    topic_of,
     topic_text,
 )
 from sulina.client.merging import merged, merged_all, summed
@@ -384,7 +385,7 @@ class Admin:
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return await self._routes.placements.ask(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.ask(topic_of(topic))
 
     async def moves(self, topic: TopicLike) -> list[UnloadInfo]:
         """Return the moves of a topic that are under way."""
@@ -451,7 +452,7 @@ class Admin:
 
     async def _place(self, topic: TopicLike) -> TopicPlacement:
         """Return where a topic is served, as far as is known."""
-        return await self._routes.placements.get(TopicName.parse(topic_text(topic)))
+        return await self._routes.placements.get(topic_of(topic))
 
     async def _ask(self, operation: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the home's answer."""

@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from sulina.core.log.position import Position
-from sulina.errors import InvalidSettings
+from sulina.errors import InvalidName, InvalidSettings
 from sulina.json_values import convert_to
 from sulina.types import TopicName
 
@@ -68,12 +68,25 @@ def checked_seconds(what: str, seconds: object) -> float:
 
 
 def topic_text(topic: TopicLike) -> str:
-    """Return the name of a topic as text, `/namespace/topic`.
+    """Return the whole name of a topic as text, `/namespace/topic`.
 
     Raises:
         InvalidName: it is not valid.
     """
-    return str(topic if isinstance(topic, TopicName) else TopicName.parse(topic))
+    return str(topic_of(topic))
+
+
+def topic_of(topic: object) -> TopicName:
+    """Return the name of a topic; one without a namespace is in `default`.
+
+    Raises:
+        InvalidName: it is not valid.
+    """
+    if isinstance(topic, TopicName):
+        return topic
+    if not isinstance(topic, str):
+        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
+    return TopicName.of(topic)
 
 
 def position_text(position: PositionLike) -> str:

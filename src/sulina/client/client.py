@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from sulina.client.checks import (
     checked_number,
     checked_text,
     position_text,
+    topic_of,
     topic_text,
 )
 from sulina.client.connection import Connector
@@ -131,6 +132,12 @@ class Client:
 
     async def __aenter__(self) -> Self:
         return await self._open()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this client is asynchronous: use `async with`, or `with sulina.connect_sync(url)`")
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: `with` looks for this method before it calls `__enter__`."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -376,7 +383,7 @@ class Client:
             InvalidSettings: a setting is not valid.
         """
         self._check_open()
-        name, begin = TopicName.parse(topic_text(topic)), position_text(start)
+        name, begin = topic_of(topic), position_text(start)
         checked_number("max_bytes", max_bytes)
         if version is not None:
             checked_number("version", version)

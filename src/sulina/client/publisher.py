@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from sulina.client.batches import BatchCodec
 from sulina.client.brokers import Brokers
-from sulina.client.checks import checked, checked_number, checked_text
+from sulina.client.checks import checked, checked_number, checked_text, topic_of
 from sulina.client.message import Record, header_pairs, key_bytes, stamp_ms
 from sulina.client.numbering import Attempts
 from sulina.client.publish_ack import PublishAck, PublishPart
@@ -29,7 +29,6 @@ from sulina.core.records.record import Headers
 from sulina.core.records.routing import partition_of, partitions_of
 from sulina.core.topic import Schema
 from sulina.errors import (
-    InvalidName,
     InvalidSettings,
     KeysSpanPartitions,
     NotSerializable,
@@ -183,7 +182,7 @@ class RecordPublisher:
             SulinaError: a fault of the system; what is wrong with the records is in the ack.
         """
         try:
-            name = _topic_name(topic)
+            name = topic_of(topic)
             columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
@@ -198,7 +197,7 @@ class RecordPublisher:
     ) -> list[PublishAck | SulinaError]:
         """Publish records that have nothing to do with each other, and return what became of each of them."""
         try:
-            name = _topic_name(topic)
+            name = topic_of(topic)
             columns = Columns.of(records, self._registry, int(time.time() * 1000))
             parts = await self._publish(name, columns, terms)
         except SulinaError as error:
@@ -295,14 +294,6 @@ async def _answers(publishes: list[PendingPublish], seconds: float) -> list[Publ
         if not isinstance(answer, Published | SulinaError):
             raise answer  # our own bug
     return [answer for answer in answers if isinstance(answer, Published | SulinaError)]
-
-
-def _topic_name(topic: object) -> TopicName:
-    if isinstance(topic, TopicName):
-        return topic
-    if not isinstance(topic, str):
-        raise InvalidName(kind="topic", name=f"{topic!r:.60}", pattern="/namespace/topic")
-    return TopicName.parse(topic)
 
 
 def _part(partition: int, records: Sequence[int], answer: Published | SulinaError) -> PublishPart:

@@ -1,10 +1,13 @@
 """Frames over a WebSocket: the connection to a node elsewhere."""
 
+import errno
+import socket
+import ssl
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidURI, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, InvalidURI, WebSocketException
 from websockets.frames import CloseCode
 
 from sulina.client.connection import Connection
@@ -20,6 +23,7 @@ CLOSE_SECONDS: Final = 2.0
 FRAMES_WAITING_MAX: Final = 64  # received and not yet looked at: then the node is no longer read
 WRITE_BYTES_WAITING_MAX: Final = 1 << 20  # sent and not yet taken by the network: then `send` waits
 
+_NO_TLS: Final = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}  # how OpenSSL says it
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -45,7 +49,8 @@ class WebSocketConnector:
         except ValueError:
             is_good = False
         if not is_good:
-            raise InvalidSettings(f"{url!r} is not the URL of a node: it must be like http://127.0.0.1:8080")
+            near = f"; did you mean http://{url}?" if url and "://" not in url else ""
+            raise InvalidSettings(f"{url!r} is not the URL of a node: it must be like http://127.0.0.1:8080{near}")
         self.url = url
         path = parts.path.rstrip("/").removesuffix(PATH) + PATH
         self.websocket_url = urlunsplit((_SCHEMES[parts.scheme], parts.netloc, path, PROTOCOL, ""))
@@ -57,7 +62,7 @@ class WebSocketConnector:
             Disconnected: the node cannot be reached.
         """
         try:
-            socket = await connect(
+            connection = await connect(
                 self.websocket_url,
                 max_size=FRAME_BYTES_MAX,
                 max_queue=FRAMES_WAITING_MAX,
@@ -71,9 +76,28 @@ class WebSocketConnector:
             )
         except InvalidURI as error:
             raise InvalidSettings(f"{self.url!r} is not the URL of a node: {error}") from None
+        except ssl.SSLError as error:
+            if error.reason in _NO_TLS:
+                plain = "http" + self.url.removeprefix("https").removeprefix("wss")
+                raise InvalidSettings(f"{self.url} answers without TLS: it speaks http, so use {plain}") from None
+            raise Disconnected(url=self.url, reason=str(error)) from error
+        except InvalidStatus as error:
+            reason = f"what listens there is not a node, or the URL has a path ({error})"
+            raise Disconnected(url=self.url, reason=reason) from None
+        except InvalidMessage as error:
+            raise Disconnected(url=self.url, reason=f"what listens there is not a node ({error})") from None
         except (OSError, TimeoutError, EOFError, WebSocketException) as error:
-            raise Disconnected(url=self.url, reason=str(error) or type(error).__name__) from error
-        return WebSocketConnection(socket, self.url)
+            raise Disconnected(url=self.url, reason=_reason(error)) from None
+        return WebSocketConnection(connection, self.url)
+
+
+def _reason(error: Exception) -> str:
+    """Return why there is no connection. Where a host has several addresses, only the text has the error's number."""
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(error):
+        return "nobody listens there"
+    if isinstance(error, socket.gaierror):
+        return "there is no host of that name"
+    return str(error) or type(error).__name__
 
 
 class WebSocketConnection:

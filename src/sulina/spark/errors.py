@@ -1,10 +1,11 @@
 """Errors of the Spark side. They belong to the tree of `sulina.errors`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import sulina.errors as known
+from sulina.core.nearest import did_you_mean
 from sulina.errors import Conflict, InvalidInput, NotAvailable, NotFound, SulinaError, from_code
 
 
@@ -187,13 +188,32 @@ def own_errors() -> Iterator[None]:
     Raises:
         SparkFailed: no error of ours is behind it.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException  # which processes that only name these errors do without
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         kind, what = said(error)
         raise (SparkFailed(reason=what) if kind is None else from_code(kind.code, what, {})) from error
+
+
+@contextmanager
+def failing(pipeline: str, table: str, tables: Sequence[str] = ()) -> Iterator[None]:
+    """Raise an error of Spark as the failure of a table. `tables` are those that its SQL may name.
+
+    Raises:
+        PipelineFailed: Spark raised an error.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        reason = said(error)[1]
+        missing = _TABLE.search(str(error))
+        near = did_you_mean(missing[1].replace("`", ""), tables) if missing else ""
+        raise PipelineFailed(pipeline=pipeline, table=table, reason=reason + near) from error
 
 
 _RAISED = re.compile(r"sulina\.(?:spark\.)?errors\.(\w+): (.*)")
@@ -206,4 +226,30 @@ def said(error: BaseException) -> tuple[type[SulinaError] | None, str]:
         kind = getattr(known, name, globals().get(name))
         if isinstance(kind, type) and issubclass(kind, SulinaError):
             return kind, what.strip()
-    return None, next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return None, sentence(text) or type(error).__name__
+
+
+_WRAPPED = re.compile(r"\[STREAM_FAILED\].*? terminated with exception: ", re.DOTALL)
+_CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] ")
+_STATE = re.compile(r"\s*SQLSTATE: \w+.*")
+_PLACE = re.compile(r"line (\d+),? pos (\d+)")
+_COLUMN = re.compile(r"\[UNRESOLVED_COLUMN[.A-Z_]*\].*? name `(.+?)` cannot be resolved")
+_COLUMNS = re.compile(r"one of the following\? \[(.*?)\]")
+_TABLE = re.compile(r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view `(.+?)` cannot")
+_FUNCTION = re.compile(r"\[UNRESOLVED_ROUTINE\] Cannot resolve routine `(.+?)`")
+
+
+def sentence(text: str) -> str:
+    """Return what an error of Spark says as one sentence, without its codes and without the query's plan."""
+    text = _WRAPPED.sub("", text.strip(), count=1)
+    if column := _COLUMN.search(text):
+        name, near = column[1].replace("`", ""), _COLUMNS.search(text)
+        return f"there is no column {name}{did_you_mean(name, near[1].replace('`', '').split(', ') if near else ())}"
+    if table := _TABLE.search(text):
+        return f"there is no table {table[1].replace('`', '')}"
+    if function := _FUNCTION.search(text):
+        return f"there is no function {function[1].replace('`', '')}"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    place = _PLACE.search(text) if _CONDITION.match(first) else None
+    plain = _STATE.sub("", _CONDITION.sub("", first, count=1)).rstrip(".")
+    return f"{plain}, in line {place[1]} at character {int(place[2]) + 1} of the SQL" if place else plain

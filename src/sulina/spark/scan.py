@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from sulina.core.log.commit import SegmentRef
 from sulina.core.log.position import EARLIEST, LATEST, Position
 from sulina.errors import InvalidName, InvalidSettings
-from sulina.types import Epoch, Offset, PartitionName, TopicName
+from sulina.types import DEFAULT_NAMESPACE, Epoch, Offset, PartitionName, TopicName
 
 SPLIT_BYTES = 32 << 20
 TASK_ROWS = 1 << 18  # rows of one task, in a batch of a stream
@@ -88,7 +88,7 @@ class Positions:
         try:
             for topic, partitions in json.loads(text).items():
                 for number, offset in partitions.items():
-                    own[PartitionName(TopicName.parse(topic), int(number))] = _position(offset)
+                    own[PartitionName(TopicName.of(topic), int(number))] = _position(offset)
         except (ValueError, AttributeError, TypeError, InvalidName) as error:
             raise InvalidSettings(
                 f'offsets are earliest, latest or JSON such as {{"/shop/orders": {{"0": 23}}}}: {error}'
@@ -117,13 +117,14 @@ class TopicChoice:
 
     @classmethod
     def parse(cls, text: str) -> "TopicChoice":
-        """Read names and patterns that have commas between them.
+        """Read names and patterns that have commas between them; those without a namespace are in `default`.
 
         Raises:
             InvalidSettings: no topic is named, or a pattern is not `/namespace/topic`.
             InvalidName: a name cannot be that of a topic.
         """
-        patterns = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        patterns = tuple(dict.fromkeys(part if "/" in part else f"/{DEFAULT_NAMESPACE}/{part}" for part in parts))
         if not patterns:
             raise InvalidSettings(
                 "option topic is empty: name a topic such as /default/orders, several with commas, or /shop/*"

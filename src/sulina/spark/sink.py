@@ -101,7 +101,7 @@ class WriteOptions:
                 "the topic is given by option topic or by a column named topic, and exactly one of them is needed"
             )
         if topic is not None:
-            TopicName.parse(topic)
+            topic = str(TopicName.of(topic))
         codec = options.choice("codec", tuple(each.name.lower() for each in Codec))
         txn, version = options.text("txn"), options.text("txnVersion")
         if version is not None and (txn is None or not version.strip().isdecimal()):
@@ -191,6 +191,7 @@ class _Publishing:
         if topics.null_count:
             raise InvalidSettings(f"{topics.null_count} of {count} rows have no topic")
         for topic in topics.unique().to_pylist():
+            TopicName.parse(topic)  # rows of a topic have its name without its namespace: nothing is guessed here
             mask = pc.equal(topics, topic)
             yield topic, {name: column.filter(mask) for name, column in columns.items()}
 

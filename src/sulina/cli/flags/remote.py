@@ -1,13 +1,13 @@
 """The `--url` and `--json` options: connecting to a node, and hints for the errors that it answers."""
 
 import asyncio
-import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
+from sulina.core.nearest import nearest, nearest_topic
 from sulina.errors import (
     ArchiveFailed,
     BrokerNotFound,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sulina.client import Client, ClientOptions
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-DEFAULT_NAMESPACE = "default"
 
 Answer = TypeVar("Answer")
 
@@ -68,8 +67,8 @@ class Remote:
             except BrokerNotFound as error:
                 facts = vars(error)
                 known = str(facts.get("brokers", "")).split(", ")
-                near = difflib.get_close_matches(str(facts.get("broker", "")), known, n=1, cutoff=0.6)
-                error.add_note(f"did you mean {near[0]}?" if near else "`sulina broker list` lists the brokers")
+                near = nearest(str(facts.get("broker", "")), known)
+                error.add_note(f"did you mean {near}?" if near else "`sulina broker list` lists the brokers")
                 raise
 
 
@@ -93,20 +92,24 @@ def topic_name(text: str) -> str:
     Raises:
         InvalidName: the text is not a topic's name.
     """
-    return str(TopicName.parse(text) if "/" in text else TopicName(DEFAULT_NAMESPACE, text))
+    return str(TopicName.of(text))
 
 
 def hint_for(error: SulinaError) -> str | None:
     """Return what to do about an error, or None."""
     match error:
         case Disconnected():
-            return "start a node with `sulina serve`, or name a node that runs with --url"
+            return "start a node with `sulina serve`, or name one that runs: --url, SULINA_URL, or url in pipeline.toml"
         case NamespaceNotFound():
-            return f"create it with `sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}`"
+            return f"`sulina namespace create {vars(error).get('namespace', 'NAMESPACE')}` creates it"
         case SubscriptionNotFound():
             return "`sulina subscription list TOPIC` lists the subscriptions of a topic"
         case ReaderNotFound():
             return "`sulina reader list` lists the registered readers"
+        case SubscriptionBusy() if "exclusive" in str(vars(error).get("reason", "")):
+            return (
+                "stop that consumer, or use another subscription, created with --mode shared to have several consumers"
+            )
         case SubscriptionBusy():
             return "stop those consumers first, or use --force if the command has it"
         case MetadataFailed() if str(vars(error).get("path", "")).startswith("etcd"):
@@ -117,7 +120,7 @@ def hint_for(error: SulinaError) -> str | None:
             return "start that broker again; `sulina broker list` shows which brokers are there"
         case NamespaceNotEmpty():
             namespace = vars(error).get("namespace", "NAMESPACE")
-            return f"delete its topics first; `sulina topic list --namespace {namespace}` lists them"
+            return f"`sulina topic list --namespace {namespace}` lists them"
         case InvalidName():
             return "a topic's name is /namespace/topic, of letters, digits, '.', '_' and '-'"
         case OffsetOutOfRange() | PositionDiverged() | VersionNotRetained():
@@ -138,10 +141,12 @@ def hint_for(error: SulinaError) -> str | None:
 async def _nearest(client: "Client", error: TopicNotFound) -> str:
     """Return a hint for a topic that is not there: the name most like it, or how to create it."""
     wanted = str(vars(error).get("topic", ""))
-    by_topic: dict[str, str] = {}
-    for info in await client.admin.topics():
-        by_topic.setdefault(info.topic.rpartition("/")[2], info.topic)
-    near = difflib.get_close_matches(wanted.rpartition("/")[2], by_topic, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {by_topic[near[0]]}? `sulina topic list` lists all topics"
+    return near_topic(wanted, [info.topic for info in await client.admin.topics()])
+
+
+def near_topic(wanted: str, topics: Sequence[str]) -> str:
+    """Return a hint for a topic that is not there: the name most like it, in any namespace, or how to create it."""
+    near = nearest_topic(wanted, topics)
+    if near is not None:
+        return f"did you mean {near}? `sulina topic list` lists all topics"
     return f"create it with `sulina topic create {wanted}`"

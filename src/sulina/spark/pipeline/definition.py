@@ -16,9 +16,11 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import fields
 
 from sulina.core.formats import PIPELINE
 from sulina.core.log.position import Position
+from sulina.core.nearest import did_you_mean, nearest
 from sulina.errors import InvalidName, InvalidSettings
 from sulina.json_values import convert_to
 from sulina.spark.scan import TopicChoice
@@ -151,6 +153,10 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The name of every table, quarantine tables included."""
         return [*(one.table for one in self.all_tables), *(one.quarantine_table for one in self.silver)]
 
+    def sources_of(self, gold: Gold) -> list[str]:
+        """Return the tables of this pipeline that the SQL of a gold table names."""
+        return [name for name in self.names if name != gold.table and re.search(rf"\b{name}\b", gold.sql)]
+
     def find(self, table: str) -> Table:
         """Return how a table is made.
 
@@ -160,7 +166,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for one in self.all_tables:
             if one.table == table:
                 return one
-        raise InvalidSettings(f"pipeline {self.name} makes no table {table}, only {', '.join(self.names)}")
+        raise InvalidSettings(f"pipeline {self.name} makes no table {table}{did_you_mean(table, self.names)}")
 
     def bronze_of(self, table: str) -> Bronze:
         """Return the bronze table that a bronze or silver one comes from.
@@ -176,6 +182,12 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
 
+_UNKNOWN_KEY = re.compile("unknown field `([^`]+)`")
+_KEYS = sorted(
+    {one.encode_name for kind in (Pipeline, Bronze, Silver, Gold, Expectation, Watermark) for one in fields(kind)}
+)
+
+
 def load(path: str | Path) -> Pipeline:
     """Read and check a file.
 
@@ -185,7 +197,9 @@ def load(path: str | Path) -> Pipeline:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from None
+        near = nearest(Path(path).name, [one.name for one in Path(path).parent.glob("*.toml")])
+        hint = f"; did you mean {near}?" if near else ""
+        raise InvalidSettings(f"{path} cannot be read: {error.strerror}{hint}") from None
     try:
         return parse(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -209,7 +223,7 @@ def parse(given: dict[str, Any]) -> Pipeline:
     try:
         pipeline = convert_to(given, Pipeline)
     except msgspec.ValidationError as error:
-        raise InvalidSettings(str(error).replace("`$.", "`").replace("`$`", "the pipeline")) from None
+        raise InvalidSettings(_validation_text(error)) from None
     if (pipeline.url is None) == (pipeline.path is None):
         raise InvalidSettings("set either url (of a broker) or path (of an archive or a data directory), not both")
     _check_names(pipeline)
@@ -226,7 +240,19 @@ def parse(given: dict[str, Any]) -> Pipeline:
     sources = bronze_names | {one.table for one in pipeline.silver}
     for gold in pipeline.gold:
         _check_gold(gold, sources)
+        if not pipeline.sources_of(gold):
+            raise InvalidSettings(
+                f"gold table {gold.table}: its sql reads no table of the pipeline{_misspelt(pipeline, gold)}"
+            )
     return pipeline
+
+
+def _validation_text(error: msgspec.ValidationError) -> str:
+    """Return what is wrong and where, with the key that an unknown one is most like."""
+    text = str(error).replace("`$.", "`").replace("`$`", "the pipeline")
+    unknown = _UNKNOWN_KEY.search(text)
+    near = nearest(unknown[1], _KEYS) if unknown else None
+    return text if near is None else f"{text}; did you mean {near}?"
 
 
 def _check_names(pipeline: Pipeline) -> None:
@@ -245,10 +271,20 @@ def _check_names(pipeline: Pipeline) -> None:
         raise InvalidSettings(f"table {twice} is made twice")
 
 
+def _misspelt(pipeline: Pipeline, gold: Gold) -> str:
+    """Return the table that a word of the SQL is most like, or all tables."""
+    names = [name for name in pipeline.names if name != gold.table]
+    for word in re.findall(r"(?i)\b(?:from|join)\s+`?(\w+)", gold.sql):
+        if (near := nearest(word, names)) is not None:
+            return f", but {word}; did you mean {near}?"
+    return did_you_mean("", names)
+
+
 def _check_silver(silver: Silver, bronze: set[str]) -> None:
     where = f"silver table {silver.table}"
     if silver.source not in bronze:
-        raise InvalidSettings(f"{where}: the pipeline has no bronze table {silver.source!r}")
+        near = did_you_mean(silver.source, sorted(bronze))
+        raise InvalidSettings(f"{where}: the pipeline has no bronze table {silver.source!r}{near}")
     if silver.decode not in ("schema", "raw"):
         raise InvalidSettings(f"{where}: decode is schema or raw, not {silver.decode!r}")
     if len(silver.expect) > EXPECTATIONS_MAX:
@@ -265,4 +301,5 @@ def _check_gold(gold: Gold, sources: set[str]) -> None:
     if gold.mode == GoldMode.APPEND and (gold.source is None or gold.watermark is None):
         raise InvalidSettings(f"{where}: mode append needs from (a table) and a watermark")
     if gold.source is not None and gold.source not in sources:
-        raise InvalidSettings(f"{where}: the pipeline has no table {gold.source!r} to read from")
+        near = did_you_mean(gold.source, sorted(sources))
+        raise InvalidSettings(f"{where}: the pipeline has no table {gold.source!r} to read from{near}")

@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sulina.spark.delta_log import find_table
-from sulina.spark.errors import PipelineFailed, said
+from sulina.spark.errors import PipelineFailed, failing, said
+from sulina.spark.pipeline.checks import check
 from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, Table, parse
 from sulina.spark.pipeline.silver import ways
 from sulina.spark.pipeline.silver_sink import RowCounts, counts_at
@@ -155,7 +156,8 @@ class Runner:
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:
         for one in tables:
-            self._queries[one.table] = self.stages.start(one, is_once=is_once)
+            with failing(self.pipeline.name, one.table):
+                self._queries[one.table] = self.stages.start(one, is_once=is_once)
             self._starts[one.table] += 1
             self._progress[one.table].state = "running"
 
@@ -170,7 +172,8 @@ class Runner:
 
     def _refresh(self, gold: Gold) -> None:
         progress, began = self._progress[gold.table], self.clock()
-        rows = self.stages.refresh(gold)
+        with failing(self.pipeline.name, gold.table):
+            rows = self.stages.refresh(gold)
         if rows is None:
             progress.state = "idle"
             return
@@ -271,7 +274,9 @@ def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> li
         InvalidSettings: the definition is wrong.
         PipelineFailed: a query ended with an error.
     """
-    runner = Runner(Stages(spark, pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)))
+    definition = pipeline if isinstance(pipeline, Pipeline) else parse(pipeline)
+    check(definition)
+    runner = Runner(Stages(spark, definition))
     runner.run_once()
     return runner.progress
 

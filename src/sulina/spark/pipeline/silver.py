@@ -37,6 +37,8 @@ KEPT_COLUMNS = (
     "key",
     "value",
 )  # with a _ before it
+INPUT_COLUMNS = tuple(f"_{name}" for name in KEPT_COLUMNS if name != "value")  # of every silver table, beside its own
+RAW_INPUT_COLUMNS = ("key", "value", "headers", *INPUT_COLUMNS)  # where nothing is decoded
 
 
 def undecoded(rows: DataFrame) -> DataFrame:

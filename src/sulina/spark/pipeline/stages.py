@@ -6,7 +6,6 @@ made again when they have changed, and replaced in one commit that says of which
 
 import json
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +13,19 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
-from sulina.spark.delta_log import find_table, snapshot
+from sulina.spark.delta_log import find_table, schema_of, snapshot
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_table import WriteTo, commit
+from sulina.spark.errors import failing
 from sulina.spark.log_catalogue import common_schema, open_catalogue
 from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.checkpoints import QueryCheckpoint
-from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
-from sulina.spark.pipeline.silver import decoded, sorted_out, undecoded
+from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, Table
+from sulina.spark.pipeline.silver import ASIDE, decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
 from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_SCHEMA
@@ -48,16 +49,46 @@ class Stages:
             register(self.spark)
 
     def prepare(self) -> None:
-        """Create every bronze and quarantine table, so that queries that read them can start.
+        """Check the queries, and create every bronze and quarantine table, so that queries that read them can start.
 
         Raises:
+            PipelineFailed: the SQL of a table is wrong.
             TableSchemaConflict: one exists with other columns.
         """
+        self.check_queries()
         tables = [(one.table, spark_type(RAW_SCHEMA), tuple(one.partition_by)) for one in self.pipeline.bronze]
         tables += [(one.quarantine_table, QUARANTINE, ()) for one in self.pipeline.silver]
         for table, columns, partition_columns in tables:
             if find_table(self.location(table)) is None:
                 commit(WriteTo(location=self.location(table), schema=columns, partition_columns=partition_columns), [])
+
+    def check_queries(self) -> None:
+        """Check the SQL of silver and gold tables, on no rows: nothing is read or written.
+
+        Raises:
+            PipelineFailed: Spark does not know a column, a table or a word of it.
+        """
+        made: dict[str, StructType] = {}
+        for silver in self.pipeline.silver:
+            made[silver.quarantine_table] = QUARANTINE
+            with failing(self.pipeline.name, silver.table):
+                rows = self.spark.createDataFrame([], spark_type(RAW_SCHEMA))
+                found = sorted_out(self.decoded(silver, rows), silver).schema
+                made[silver.table] = StructType([one for one in found.fields if one.name != ASIDE])
+        for bronze in self.pipeline.bronze:
+            made[bronze.table] = spark_type(RAW_SCHEMA)
+        for gold in self.pipeline.gold:
+            with failing(self.pipeline.name, gold.table, [name for name in self.pipeline.names if name != gold.table]):
+                for name in self.pipeline.sources_of(gold):
+                    if name in made:
+                        self.spark.createDataFrame([], self._widened(name, made[name])).createOrReplaceTempView(name)
+                made[gold.table] = self.spark.sql(gold.sql).schema
+
+    def _widened(self, table: str, columns: StructType) -> StructType:
+        """Return these columns, and those that a table has from earlier definitions."""
+        found = find_table(self.location(table))
+        older = schema_of(found).fields if found is not None else []
+        return StructType([*columns.fields, *(one for one in older if one.name not in columns.names)])
 
     def location(self, table: str) -> TableLocation:
         """Return where a table is."""
@@ -80,7 +111,7 @@ class Stages:
             writer = rows.writeStream.format(DELTA).options(**options).outputMode("append")
         name, checkpoint = f"{self.pipeline.name}.{one.table}", self.checkpoint(one.table)
         if not checkpoint.has_begun():
-            self._check_empty(one, checkpoint)
+            check_begun(self.pipeline, one)
             checkpoint.remove_torn_start()
         writer = writer.queryName(name).option("checkpointLocation", checkpoint.uri)
         if is_once:
@@ -89,21 +120,7 @@ class Stages:
 
     def checkpoint(self, table: str) -> QueryCheckpoint:
         """Return the checkpoint of the query that writes a table."""
-        return QueryCheckpoint(f"{self.pipeline.checkpoint_root}/{table}", table)
-
-    def _check_empty(self, one: Bronze | Silver | Gold, checkpoint: QueryCheckpoint) -> None:
-        """Check that the tables of a query without a batch have no rows.
-
-        Raises:
-            InvalidSettings: rows would be written twice, or new batches taken for old ones.
-        """
-        tables = (one.table, one.quarantine_table) if isinstance(one, Silver) else (one.table,)
-        for table in tables:
-            if self.rows_of(table):
-                raise InvalidSettings(
-                    f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
-                    f"pipeline with another name: bring it back, or remove the table as well"
-                )
+        return checkpoint_of(self.pipeline, table)
 
     def _new_rows(self, table: str, *, of: str) -> DataFrame:
         options = {"path": self.pipeline.table_uri(table), "reader": f"{self.pipeline.name}.{of}"}
@@ -143,8 +160,7 @@ class Stages:
 
     def rows_of(self, table: str) -> int:
         """Return how many rows a table has."""
-        found = find_table(self.location(table))
-        return sum(snapshot(found).column("num_records").to_pylist()) if found is not None else 0
+        return rows_of(self.location(table))
 
     # Gold
 
@@ -156,17 +172,11 @@ class Stages:
         rows.createOrReplaceTempView(gold.source)
         return self.spark.sql(gold.sql)
 
-    def sources(self, gold: Gold) -> list[str]:
-        """Return the tables of this pipeline that the SQL of a gold table names."""
-        names = [one.table for one in self.pipeline.all_tables if one.table != gold.table]
-        names += [one.quarantine_table for one in self.pipeline.silver]
-        return [name for name in names if re.search(rf"\b{name}\b", gold.sql)]
-
     def refresh(self, gold: Gold) -> int | None:
         """Run the query again if the tables that it reads have changed; return the number of its rows, else None."""
         assert gold.mode == GoldMode.COMPLETE
         versions = {}
-        for name in self.sources(gold):
+        for name in self.pipeline.sources_of(gold):
             table = find_table(self.location(name))
             if table is None:
                 return None  # nothing has come yet
@@ -193,6 +203,33 @@ class Stages:
                 found = json.loads(entry.get("userMetadata") or "{}")
             self._made_of[gold.table] = found.get("sources", {})
         return self._made_of[gold.table] or None
+
+
+def rows_of(location: TableLocation) -> int:
+    """Return how many rows a table has."""
+    found = find_table(location)
+    return sum(snapshot(found).column("num_records").to_pylist()) if found is not None else 0
+
+
+def checkpoint_of(pipeline: Pipeline, table: str) -> QueryCheckpoint:
+    """Return the checkpoint of the query that writes a table."""
+    return QueryCheckpoint(f"{pipeline.checkpoint_root}/{table}", table)
+
+
+def check_begun(pipeline: Pipeline, one: Table) -> None:
+    """Check that the tables of a query without a batch have no rows.
+
+    Raises:
+        InvalidSettings: rows would be written twice, or new batches taken for old ones.
+    """
+    checkpoint = checkpoint_of(pipeline, one.table)
+    tables = (one.table, one.quarantine_table) if isinstance(one, Silver) else (one.table,)
+    for table in tables:
+        if not checkpoint.has_begun() and rows_of(TableLocation.parse(pipeline.table_uri(table))):
+            raise InvalidSettings(
+                f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
+                f"pipeline with another name: bring it back, or remove the table as well"
+            )
 
 
 def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:

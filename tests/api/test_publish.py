@@ -137,7 +137,7 @@ async def test_an_invalid_topic_is_rejected_p2(client: Client) -> None:
 
 
 async def test_an_invalid_payload_is_rejected_and_nothing_of_it_is_written_p2(client: Client, topic: str) -> None:
-    await client.admin.create_topic(topic, schema=NUMBER, policy={"validate": True, "batch_bytes_max": 2048})
+    await client.admin.create_topic(topic, schema=NUMBER, policy={"batch_bytes_max": 2048})
     wrong = await client.publish_batch(topic, [{"n": 1}, {"n": "one"}])
     assert (wrong.status, wrong.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_PAYLOAD)
     with pytest.raises(InvalidRecord):

@@ -15,18 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table, snapshot
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_table import WriteTo, commit
-from sulina.spark.log_catalogue import common_schema, open_catalogue
-from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver
 from sulina.spark.pipeline.silver import decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
-from sulina.spark.scan import TopicChoice
+from sulina.spark.pipeline.value_schema import values_schema
 from sulina.spark.schema import RAW_SCHEMA
 from sulina.spark.table_location import TableLocation
 from sulina.spark.value_schemas import spark_type
@@ -193,19 +190,6 @@ class Stages:
                 found = json.loads(entry.get("userMetadata") or "{}")
             self._made_of[gold.table] = found.get("sources", {})
         return self._made_of[gold.table] or None
-
-
-def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
-    """Return the schema that the values of all topics of a silver table have.
-
-    Raises:
-        InvalidSettings: the topics have no schema, or several.
-    """
-    location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
-    try:
-        return common_schema(open_catalogue(location, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
-    except InvalidSettings as error:
-        raise InvalidSettings(f"silver table {silver.table}: {error}") from None
 
 
 def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:

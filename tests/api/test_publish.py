@@ -227,7 +227,7 @@ async def test_a_topic_that_is_created_again_is_routed_again(client: Client, top
 async def test_another_schema_is_refused_once_there_is_data_u11(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, schema=NUMBER)
     await client.admin.create_topic(topic, schema=TEXT)  # nothing is there yet
-    assert (await client.publish(topic, "hello", schema=TEXT)).is_accepted
+    assert (await client.publish(topic, '"hello"', schema=TEXT)).is_accepted
     refused = await client.publish(topic, {"n": 1}, schema=NUMBER)
     assert refused.reason == RejectReason.INVALID_PAYLOAD
     with pytest.raises(SchemaConflict):

@@ -71,7 +71,7 @@ def test_s3_a_definition_is_written_for_the_topics_of_a_node(
     assert "there is no topic /default/mixd" in told(capfd, "pipeline", "init", "x.toml", "-t", "mixd").err
 
 
-def test_a_file_that_exists_is_replaced_only_if_told(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_s3_a_file_that_exists_is_replaced_only_if_told(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "pipeline.toml").write_text("mine")
     for words in (("pipeline", "init"), ("pipeline", "init", "--example")):
         refused = told(capfd, *words)
@@ -83,7 +83,7 @@ def test_a_file_that_exists_is_replaced_only_if_told(here: Path, capfd: pytest.C
     assert "cannot be written" in told(capfd, "pipeline", "init", "no/such/folder.toml", "--example").err
 
 
-def test_values_that_cannot_be_decoded_are_told_before_spark_starts(
+def test_s3_values_that_cannot_be_decoded_are_told_before_spark_starts(
     node: Served, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told(capfd, "topic", "create", "plain")

@@ -33,7 +33,6 @@ def decoded(values: list[bytes]) -> tuple[dict[str, str], list[Any], list[str | 
     return columns, found.data.to_pylist(), found.error.to_pylist()
 
 
-
 @given(objects)
 def test_s3_columns_that_are_found_take_every_value_and_lose_no_field(rows: list[dict[str, Any]]) -> None:
     values = [text(row) for row in rows]

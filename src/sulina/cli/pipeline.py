@@ -324,7 +324,12 @@ class _ProgressLines:
         from sulina.spark.pipeline.runner import WAITING
 
         for one in progress:
-            if self._is_silent or one.doing is None or one.table in self._waited or self._said.get(one.table) == one.doing:
+            if (
+                self._is_silent
+                or one.doing is None
+                or one.table in self._waited
+                or self._said.get(one.table) == one.doing
+            ):
                 continue
             self._said[one.table] = one.doing
             if one.doing == WAITING and not self._is_once:

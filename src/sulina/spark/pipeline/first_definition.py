@@ -83,7 +83,9 @@ def first_definition(node: NodeSample, *, url: str, name: str, file: str = "pipe
         InvalidSettings: there is no topic that stores records.
     """
     if not node.topics:
-        only = f", only best-effort ones, which store no records: {_listed(node.best_effort)}" if node.best_effort else ""
+        only = (
+            f", only best-effort ones, which store no records: {_listed(node.best_effort)}" if node.best_effort else ""
+        )
         raise InvalidSettings(f"the node at {url} has no topic to make tables of{only}")
     found = {sample.name: find_columns(sample.values) for sample in node.topics}
     grouped = next((sample for sample in node.topics if found[sample.name].groups is not None), None)
@@ -130,7 +132,9 @@ def _add_topic(text: _Definition, sample: TopicSample, table: str, found: FoundC
         except InvalidSettings as error:
             text.add(f"# No silver table: {short(str(error))}")
             return False
-        text.table("[[silver]]", f"values by the topic's schema ({sample.schema.kind}); misfits go to {table}_quarantine")
+        text.table(
+            "[[silver]]", f"values by the topic's schema ({sample.schema.kind}); misfits go to {table}_quarantine"
+        )
         text.set("table", table)
         text.set("from", f"{table}_raw")
         return True
@@ -142,8 +146,12 @@ def _add_topic(text: _Definition, sample: TopicSample, table: str, found: FoundC
     text.set("table", table)
     text.set("from", f"{table}_raw")
     text.set("decode", "json", "the topic has no schema, so the columns are here")
-    text.add("", f"# Found in {found.objects} of {found.values} values, the oldest and newest: check them, and edit them.")
-    text.add("# Types: bigint, double, boolean, string, timestamp, date, json (anything, as text). Other properties: _rest")
+    text.add(
+        "", f"# Found in {found.objects} of {found.values} values, the oldest and newest: check them, and edit them."
+    )
+    text.add(
+        "# Types: bigint, double, boolean, string, timestamp, date, json (anything, as text). Other properties: _rest"
+    )
     if found.left_out:
         text.add(f"# Only in _rest: {_listed(found.left_out)}")
     text.add("[silver.columns]")

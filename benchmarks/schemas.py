@@ -1,7 +1,7 @@
 """What it costs that a topic with a schema checks every value: publishes with and without, side by side.
 
-A node on a directory of the disk under test; the load is one process with prebuilt batches on four WebSockets. Values are
-orders (`serving/typed_values.py`). The peer is the same publish to a topic whose policy says `validate = false`,
+A node on a directory of the disk under test; the load is one process with prebuilt batches on four WebSockets. Values
+are orders (`serving/typed_values.py`). The peer is the same publish to a topic whose policy says `validate = false`,
 measured in turns.
 """
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sulina.errors import InvalidSettings
 from sulina.spark.decoding import Decoder
-from sulina.spark.found_columns import COLUMNS_FOUND_MAX, find_columns, merged, schema_of_columns
+from sulina.spark.found_columns import COLUMNS_FOUND_MAX, find_columns, schema_of_columns, widened
 from sulina.spark.json_columns import REST
 
 TIMES = ["2026-01-01T10:00:00Z", "2026-01-01", "2026-13-45", "2026-01-01T10:00:00", "noon", ""]
@@ -63,9 +63,9 @@ kinds = st.sampled_from([None, "bigint", "double", "boolean", "string", "timesta
 
 @given(kinds, kinds, kinds)
 def test_the_order_of_values_does_not_change_a_type(one: str | None, two: str | None, three: str | None) -> None:
-    assert merged(one, two) == merged(two, one)
-    assert merged(one, one) == one
-    assert merged(merged(one, two), three) == merged(one, merged(two, three))
+    assert widened(one, two) == widened(two, one)
+    assert widened(one, one) == one
+    assert widened(widened(one, two), three) == widened(one, widened(two, three))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_order_of_values_does_not_change_a_type(one: str | None, two: str | 
         ([[1]], "json"),
     ],
 )
-def test_the_type_is_the_narrowest_that_takes_all_values(cells: list[Any], expected: str) -> None:
+def test_s3_the_type_is_the_narrowest_that_takes_all_values(cells: list[Any], expected: str) -> None:
     assert find_columns([text({"x": cell}) for cell in cells]).columns == {"x": expected}
 
 

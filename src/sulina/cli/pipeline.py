@@ -111,9 +111,9 @@ def _first_definition(file: Path, topics: tuple[str, ...], remote: Remote) -> st
         raise
     if not node.topics and not node.best_effort:
         which = f" named {', '.join(topics)}" if topics else ""
-        error = InvalidSettings(f"the node at {remote.url} has no topics{which}")
-        error.add_note("`sulina topic create orders` makes one; or --example writes an example definition")
-        raise error
+        empty = InvalidSettings(f"the node at {remote.url} has no topics{which}")
+        empty.add_note("`sulina topic create orders` makes one; or --example writes an example definition")
+        raise empty
     return first_definition(node, url=remote.url, name=table_name(file.absolute().parent.name), file=str(file))
 
 

@@ -84,7 +84,7 @@ def find_columns(values: Iterable[bytes | None]) -> FoundColumns:
         if isinstance(parsed, dict):
             found.objects += 1
             for name, cell in parsed.items():
-                kinds[name] = merged(kinds.get(name), type_of(cell))
+                kinds[name] = widened(kinds.get(name), type_of(cell))
                 different = seen.setdefault(name, set())
                 if len(different) <= FEW_MAX and isinstance(cell, str | bool):
                     different.add(cell)
@@ -120,7 +120,7 @@ def type_of(cell: Any) -> str | None:
     return JSON
 
 
-def merged(one: str | None, other: str | None) -> str | None:
+def widened(one: str | None, other: str | None) -> str | None:
     """Return the narrowest type that takes what either takes."""
     if one is None or other is None or one == other:
         return one or other

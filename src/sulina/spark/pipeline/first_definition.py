@@ -23,10 +23,10 @@ _LISTED_MAX = 10  # names in one comment
 # A table of such a name would be taken for a word of the gold table's query.
 _QUERY_WORDS = {"select", "count", "as", "records", "from", "group", "by", "date_trunc", "hour", "timestamp", "number"}
 _SQL_WORDS = {
-    "all", "and", "anti", "as", "between", "by", "case", "cross", "distinct", "else", "end", "except", "exists", "false",
-    "from", "full", "group", "having", "in", "inner", "intersect", "interval", "is", "join", "lateral", "left", "like",
-    "limit", "minus", "natural", "not", "null", "on", "or", "order", "outer", "right", "select", "semi", "set", "table",
-    "then", "true", "union", "using", "values", "when", "where", "with",
+    "all", "and", "anti", "as", "between", "by", "case", "cross", "distinct", "else", "end", "except", "exists",
+    "false", "from", "full", "group", "having", "in", "inner", "intersect", "interval", "is", "join", "lateral",
+    "left", "like", "limit", "minus", "natural", "not", "null", "on", "or", "order", "outer", "right", "select",
+    "semi", "set", "table", "then", "true", "union", "using", "values", "when", "where", "with",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import uvloop
 
 from benchmarks.measure import percentile
 from benchmarks.serving.raw_websocket import RawWebSocket, message
+from benchmarks.serving.typed_values import typed_values
 from sulina.core.records.rows import encode_rows
 from sulina.wire.frames import AckRecords, AddCredit, Answer, Deliver, FromNode, Publish, Subscribe, encode_frame
 
@@ -129,8 +130,11 @@ async def http(*, port: int, path: str, batch: int, connections: int, seconds: f
 class Pipeline:
     """Publishes over one connection, so many batches under way, until it is told to stop or has sent them all."""
 
-    def __init__(self, topic: str, batch: int, window: int, total: int | None = None) -> None:
-        data = memoryview(encode_rows(values(batch), None, 1_700_000_000_000))
+    def __init__(
+        self, topic: str, batch: int, window: int, total: int | None = None, *, kind: str | None = None
+    ) -> None:
+        given = values(batch) if kind is None else typed_values(kind, batch)
+        data = memoryview(encode_rows(given, None, 1_700_000_000_000))
         self._frames = [message(encode_frame(Publish(number, topic, data, 0))) for number in range(window)]
         self._batch = batch
         self._left = total
@@ -211,10 +215,10 @@ class Counter:
 
 
 async def publish(
-    *, port: int, topic: str, batch: int, connections: int, window: int, seconds: float
+    *, port: int, topic: str, batch: int, connections: int, window: int, seconds: float, kind: str | None = None
 ) -> dict[str, Any]:
-    """Pipelined publishes for some time."""
-    pipelines = [Pipeline(topic, batch, window) for _ in range(connections)]
+    """Pipelined publishes for some time; values are random text, or those of a kind of schema."""
+    pipelines = [Pipeline(topic, batch, window, kind=kind) for _ in range(connections)]
     result: dict[str, Any] = {}
     with measured(result):
         for pipeline in pipelines:

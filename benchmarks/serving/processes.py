@@ -81,9 +81,10 @@ def sulina_server(data: str) -> Iterator[Server]:
         yield Server(process, port, time.perf_counter() - started)
 
 
-def put_topic(server: Server, name: str) -> str:
+def put_topic(server: Server, name: str, settings: dict[str, Any] | None = None) -> str:
     """A topic with one partition."""
-    request = urllib.request.Request(f"{server.url}/v1/topics/default/{name}", b"{}", method="PUT")
+    body = json.dumps(settings or {}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/topics/default/{name}", body, method="PUT")
     request.add_header("content-type", "application/json")
     with urllib.request.urlopen(request) as answer:
         assert answer.status in (200, 201)

@@ -29,7 +29,7 @@ async def test_p5_every_message_gets_its_own_offset(client: Client, topic: str) 
 
 async def test_p5_what_the_topic_refuses_is_refused_alone(client: Client, topic: str) -> None:
     number = Schema(kind=SchemaKind.JSON, definition={"type": "integer"})
-    await client.admin.create_topic(topic, schema=number, policy={"validate": True})
+    await client.admin.create_topic(topic, schema=number)
     async with client.producer(topic, rules=RULES) as producer:
         values = [1, "two", 3, 4, "five", 6]
         acks = await asyncio.gather(*(producer.produce(value) for value in values))

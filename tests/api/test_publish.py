@@ -137,7 +137,7 @@ async def test_an_invalid_topic_is_rejected_p2(client: Client) -> None:
 
 
 async def test_an_invalid_payload_is_rejected_and_nothing_of_it_is_written_p2(client: Client, topic: str) -> None:
-    await client.admin.create_topic(topic, schema=NUMBER, policy={"validate": True, "batch_bytes_max": 2048})
+    await client.admin.create_topic(topic, schema=NUMBER, policy={"batch_bytes_max": 2048})
     wrong = await client.publish_batch(topic, [{"n": 1}, {"n": "one"}])
     assert (wrong.status, wrong.reason) == (PublishStatus.REJECTED, RejectReason.INVALID_PAYLOAD)
     with pytest.raises(InvalidRecord):
@@ -227,7 +227,7 @@ async def test_a_topic_that_is_created_again_is_routed_again(client: Client, top
 async def test_another_schema_is_refused_once_there_is_data_u11(client: Client, topic: str) -> None:
     await client.admin.create_topic(topic, schema=NUMBER)
     await client.admin.create_topic(topic, schema=TEXT)  # nothing is there yet
-    assert (await client.publish(topic, "hello", schema=TEXT)).is_accepted
+    assert (await client.publish(topic, '"hello"', schema=TEXT)).is_accepted
     refused = await client.publish(topic, {"n": 1}, schema=NUMBER)
     assert refused.reason == RejectReason.INVALID_PAYLOAD
     with pytest.raises(SchemaConflict):

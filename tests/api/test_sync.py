@@ -42,7 +42,7 @@ def test_rejects_and_faults_p2(sync_client: SyncClient, topic: str) -> None:
     with pytest.raises(TopicNotFound):
         sync_client.publish(topic, b"")
     number = Schema(kind=SchemaKind.JSON, definition={"type": "integer"})
-    sync_client.admin.create_topic(topic, schema=number, policy={"validate": True})
+    sync_client.admin.create_topic(topic, schema=number)
     assert sync_client.publish(topic, "text").reason == RejectReason.INVALID_PAYLOAD
     assert sync_client.publish(topic, object()).reason == RejectReason.NOT_SERIALIZABLE
     ack = sync_client.publish(topic, 1, txn_id="one", schema=number)

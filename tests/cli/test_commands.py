@@ -36,11 +36,14 @@ def test_a_topic_is_created_listed_shown_and_deleted(node: Served) -> None:
 def test_a_topic_has_the_schema_of_a_file(node: Served, tmp_path: Path) -> None:
     schema = tmp_path / "order.json"
     schema.write_text('{"type": "object", "required": ["id"]}')
-    made = node.ok("topic", "create", "typed", "--schema", str(schema), "--validate", "--json").json
+    made = node.ok("topic", "create", "typed", "--schema", str(schema), "--json").json
     assert made["settings"]["schema"]["kind"] == "json"
     assert node.ok("produce", "typed", given='{"id": 1}\n').code == 0
     refused = node.run("produce", "typed", "--json", given="{}\n")
     assert (refused.code, refused.error["code"]) == (1, "invalid_record")
+    assert node.run("produce", "typed", given="not json at all\n").code == 1
+    node.ok("topic", "create", "typed", "--no-validate")
+    node.ok("produce", "typed", given="not json at all\n")
     schema.write_text("{")
     assert "not JSON" in node.run("topic", "create", "typed2", "--schema", str(schema)).err
 
@@ -50,7 +53,7 @@ def test_produce_says_which_partitions_took_their_records_when_another_did_not_l
 ) -> None:
     schema = tmp_path / "order.json"
     schema.write_text('{"type": "object", "required": ["id"]}')
-    node.ok("topic", "create", "parts", "--partitions", "2", "--schema", str(schema), "--validate")
+    node.ok("topic", "create", "parts", "--partitions", "2", "--schema", str(schema))
     fits, bad = (next(key for key in "abcdefgh" if partition_of(key.encode(), 2) == number) for number in (0, 1))
     lines = f'{fits}={{"id": 1}}\n{bad}={{"id": 2}}\n{fits}={{"id": 3}}\n{bad}={{}}\n'
     refused = node.run("produce", "parts", "--key-separator", "=", "--json", given=lines)

@@ -199,15 +199,15 @@ def test_a_value_that_does_not_fit_is_named_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validate", "named", "expected"),
-    [(None, None, True), (None, "s1", False), (True, "s1", True), (True, None, True), (False, None, False)],
+    ("topic", "namespace", "expected"),
+    [(None, None, True), (None, False, False), (True, False, True), (False, None, False), (False, True, False)],
 )
-def test_values_of_a_publish_that_names_no_schema_are_checked_unless_the_policy_says_more(
-    validate: bool | None, named: str | None, expected: bool
+def test_u11_values_are_checked_by_the_schema_unless_the_policy_says_no(
+    topic: bool | None, namespace: bool | None, expected: bool
 ) -> None:
-    policy = Policy(validate=validate)
-    assert needs_check(Schema(kind=SchemaKind.JSON, definition=JSON), policy, named) is expected
-    assert not needs_check(Schema(), policy, named), "anything is bytes"
+    policy = resolved(Policy(validate=topic), Policy(validate=namespace))
+    assert needs_check(Schema(kind=SchemaKind.JSON, definition=JSON), policy) is expected
+    assert not needs_check(Schema(), policy), "a topic without a schema takes any bytes"
 
 
 def test_a_topic_for_dead_letters_has_the_name_of_a_topic() -> None:

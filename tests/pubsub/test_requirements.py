@@ -189,7 +189,7 @@ async def test_an_accepted_publish_says_so_and_is_delivered(form: Form, delivery
 async def test_a_reject_says_why_and_nothing_of_it_is_delivered(form: Form) -> None:
     """3.2, 3.4, P2, P3: InvalidTopic, InvalidPayload, NotSerializable, NoSubscribers; the rest are in test_lines."""
     topic = await form.topic(delivery="non_reliable", policy={"batch_bytes_max": 4096})
-    checked = await form.topic(schema={"kind": "json", "definition": {"type": "object"}}, policy={"validate": True})
+    checked = await form.topic(schema={"kind": "json", "definition": {"type": "object"}})
     kept = await form.topic()
     client, inbox, strict = await form.at((await form.others(topic))[0]), Inbox(), Inbox()
     assert (await client.publish(topic, 1)).reason == RejectReason.NO_SUBSCRIBERS

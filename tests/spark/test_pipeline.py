@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,38 @@ def test_s3_a_topic_becomes_bronze_silver_and_gold_tables_each_record_once(
     assert sum(row.n for row in rows(spark, pipeline, "revenue")) == 41
     with pytest.raises(InvalidSettings, match=r"table raw has rows, and the checkpoint .* is gone"):
         run_once(spark, pipeline_of(node, name, tmp_path, "renamed"))
+
+
+def test_s3_a_topic_without_a_schema_becomes_the_tables_that_init_writes_whatever_else_is_in_it(
+    spark: SparkSession, client: SyncClient, node: Serving, topic: Topic, tmp_path: Path
+) -> None:
+    name = topic()
+    client.publish_batch(name, [str(n) for n in range(100)] + [b"\xff", "{", "", None])  # as `seq 1 100` and others do
+    good = [{"order": n, "shop": f"s{n % 2}", "lines": [{"id": n}]} for n in range(4)]
+    client.publish_batch(name, [good[0], json.dumps(good[1]), json.dumps(good[2]).encode(), Record(good[3], key="k")])
+    client.publish(name, {"order": 4, "shop": None, "Größe": 1.5, "a b": 2}).raise_for_status()
+    file = tmp_path / "pipeline.toml"
+    assert (
+        app(["pipeline", "init", str(file), "--topic", name, "--url", node.url], result_action="return_value") is None
+    )
+    definition = tomllib.loads(file.read_text()) | {"tables": str(tmp_path / "tables"), "name": f"init{next(_numbers)}"}
+    pipeline = parse(definition)
+    (bronze, silver, gold) = (one.table for one in pipeline.all_tables)
+    doing: list[str] = []
+    runner = Runner(Stages(spark, pipeline), tell=lambda progress: doing.extend(str(one.doing) for one in progress))
+    runner.run_once()
+    assert len(rows(spark, pipeline, bronze)) == 109
+    found = {row.order: row.asDict() for row in rows(spark, pipeline, silver)}
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    assert [json.loads(found[n]["lines"]) for n in range(4)] == [one["lines"] for one in good]
+    assert (found[4]["shop"], found[4]["Größe"], found[4]["_rest"]) == (None, 1.5, '{"a b":2}')
+    aside = {row.offset: row.reasons for row in rows(spark, pipeline, f"{silver}_quarantine")}
+    assert sorted(aside) == list(range(104))
+    assert aside[0] == ['$: 0 is not of type "object"']
+    assert all(aside.values())
+    assert {row.shop: row.records for row in rows(spark, pipeline, gold)} == {"s0": 2, "s1": 2, None: 1}
+    assert {"starting its query", f"computing from {silver}"} <= set(doing)
+    assert [one.doing for one in runner.progress] == [None] * 3
 
 
 def test_s3_an_expectation_that_must_hold_ends_the_run_and_writes_nothing(

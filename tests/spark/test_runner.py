@@ -1,6 +1,7 @@
 """Spark gives a Python process ten seconds to start. What a runner does about it, without the seconds."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -69,3 +70,51 @@ def test_s3_one_that_is_always_late_or_fails_otherwise_ends_the_run(ends: list[s
     with pytest.raises(PipelineFailed):
         run(stages)
     assert len(stages.started) == (STARTS_MAX if ends[0] == LATE else 1)
+
+
+SAID = ["Initializing sources", "Getting offsets from x", "Processing new data", "Waiting for next trigger", "Stopped"]
+
+
+@dataclass
+class Active:
+    """A query that is under way, and ends when Spark has said everything."""
+
+    left: list[str] = field(default_factory=lambda: list(SAID))
+    recentProgress: tuple[Any, ...] = ()  # noqa: N815
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        return bool(self.left)
+
+    @property
+    def status(self) -> dict[str, str]:
+        return {"message": self.left.pop(0)}
+
+    def awaitTermination(self, _seconds: int) -> None:  # noqa: N802
+        pass
+
+    def exception(self) -> None:
+        return None
+
+
+class Planned(Starts):
+    """The stages of a pipeline with one query, whose batch ends at an offset."""
+
+    def start(self, one: Any, *, is_once: bool) -> Any:
+        return Active()
+
+    def checkpoint(self, _table: str) -> Any:
+        return SimpleNamespace(newest_end=lambda: {"/a/b": {"0": "1002@1"}})
+
+
+def test_what_a_table_waits_for_is_told() -> None:
+    doing: list[str | None] = []
+    runner = Runner(cast("Stages", Planned([])), tell=lambda progress: doing.append(progress[0].doing))
+    runner.run_once()
+    assert list(dict.fromkeys(doing)) == [
+        "starting its query",
+        "planning: looking what is new in /a/b",
+        "reading /a/b up to offset 1,002, writing raw",
+        "waiting for new records",
+        None,
+    ]

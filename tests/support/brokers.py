@@ -13,7 +13,8 @@ from sulina.broker.cluster_member import ClusterMember, entries_to_remember
 from sulina.broker.options import BrokerOptions, ClusterOptions, Span, no_span
 from sulina.core.cluster.entries import Registration
 from sulina.core.log.position import Position
-from sulina.core.records.record import StoredRecord
+from sulina.core.log.publish_request import PublishRequest
+from sulina.core.records.record import StoredRecord, encode
 from sulina.core.records.rows import decode_rows
 from sulina.metadata.memory import MemoryMetadata
 from sulina.ports import MetadataStore
@@ -39,9 +40,11 @@ class NearbyOwners:
         self._world = world
 
     async def publish(self, partition: PartitionName, record: StoredRecord, txn_id: str, schema_id: str) -> None:
-        await (await self._owner(partition)).publish_records(
-            partition.topic, [record], partition=partition.partition, txn_id=txn_id, schema_id=schema_id
+        number, owner = partition.partition, await self._owner(partition)
+        letter = PublishRequest(
+            encode([record]), partition=number, txn_id=txn_id, schema_id=schema_id, is_dead_letter=True
         )
+        await owner.publish(partition.topic, letter)
 
     async def consumers(self, partition: PartitionName) -> Mapping[str, list[str]]:
         return await (await self._owner(partition)).consumers(partition.topic, partition.partition)

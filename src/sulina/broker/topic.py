@@ -212,7 +212,7 @@ class Topic:
         else:
             number = await asyncio.to_thread(self._choose, request)
         ownership = self.ownerships[number]
-        has_values_to_check = self._checks_unnamed if request.schema_id is None else self._checks_named
+        has_values_to_check = self._checks_values and not request.is_dead_letter
         while True:
             # The check before the write: a broker that has lost the partition must not append to its log. Whatever is
             # awaited below is followed by another turn, so nothing is awaited between the last check and the append.
@@ -342,9 +342,7 @@ class Topic:
     def _set(self, policy: Policy, namespace_policy: Policy, schema: Schema) -> None:
         self.own_policy, self.policy = policy, resolved(policy, namespace_policy)
         self.schema, self.schema_id, self.check_value = schema, schema.fingerprint, checker(schema)
-        # Whether the values of a publish are checked: of one that names no schema, and of one that names this one.
-        self._checks_unnamed = needs_check(schema, self.policy, None)
-        self._checks_named = needs_check(schema, self.policy, self.schema_id)
+        self._checks_values = needs_check(schema, self.policy)
 
     @property
     def rules(self) -> DispatchRules:

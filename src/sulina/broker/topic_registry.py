@@ -588,12 +588,11 @@ class TopicRegistry:
         )
 
     async def _send(self, topic: Topic, record: StoredRecord, partition: int, txn_id: str) -> None:
-        """Publish a record at the owner of a partition. A dead letter need not fit the schema, so it names it."""
-        schema_id = topic.schema_id
+        """Publish a record at the owner of a partition. A dead letter need not fit its schema."""
         if not topic.ownerships[partition].is_here:
-            await self._others.publish(PartitionName(topic.name, partition), record, txn_id, schema_id)
+            await self._others.publish(PartitionName(topic.name, partition), record, txn_id, topic.schema_id)
             return
-        request = PublishRequest(encode([record]), partition=partition, txn_id=txn_id, schema_id=schema_id)
+        request = PublishRequest(encode([record]), partition=partition, txn_id=txn_id, is_dead_letter=True)
         await (await topic.accept(request)).wait()
 
     @run_to_completion

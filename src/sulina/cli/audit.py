@@ -35,6 +35,7 @@ COLUMNS = (
     "forgotten",
     "ahead",
 )
+SparkLogs = Annotated[bool, Parameter(negative="", help="Show what Spark and Java log, warnings included.")]
 TABLE_HELP = (
     "Delta table to compare with the log. A bronze table must equal the log from its first row to its newest; each row "
     "of a silver table must belong to a record, and no two rows to the same one."
@@ -97,6 +98,7 @@ def audit(
     range_offsets: int = 100_000,
     master: Annotated[str | None, Parameter(env_var="SPARK_MASTER")] = None,
     remote: Annotated[str | None, Parameter(env_var="SPARK_REMOTE")] = None,
+    spark_logs: SparkLogs = False,
     json: bool = False,
 ) -> int:
     """Check that every offset exists once, checksums match, versions have no gap, and a table equals the log.
@@ -139,7 +141,7 @@ def audit(
     if not json:
         terminal.say("starting Spark …")
     report = Audit(
-        spark=_session(f"sulina audit {name}", master, remote),
+        spark=_session(f"sulina audit {name}", master, remote, spark_logs=spark_logs),
         location=source.location(),
         topic=name,
         table=table,
@@ -192,11 +194,11 @@ def _check_there(location: "LogLocation", topic: TopicName, tables: Sequence[str
         open_table(TableLocation.parse(table))
 
 
-def _session(name: str, master: str | None, remote: str | None) -> "SparkSession":
+def _session(name: str, master: str | None, remote: str | None, *, spark_logs: bool) -> "SparkSession":
     from sulina.spark.session import session
 
-    spark = session(name, master=master, remote=remote)
-    if remote is None:
+    spark = session(name, master=master, remote=remote, is_quiet=not spark_logs)
+    if remote is None and not spark_logs:
         spark.sparkContext.setLogLevel("OFF")  # what goes wrong is in the report, or told in one line
     return spark
 

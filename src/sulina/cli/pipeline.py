@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from sulina.cli import terminal
-from sulina.errors import InvalidSettings
+from sulina.cli.audit import SparkLogs
+from sulina.cli.flags.remote import HERE, Remote
+from sulina.errors import Disconnected, InvalidSettings
 from sulina.spark.errors import SparkUnavailable
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ COLUMNS = (
     "version",
 )
 RIGHT = COLUMNS[3:]
+LIVE = (*COLUMNS[:-1], "doing")
 STOP_FILE = "stop"
 LOG_LEVEL = "spark.log.level"
 
@@ -51,16 +55,67 @@ DEFAULT = Path("pipeline.toml")
 
 
 @app.command
-def init(file: File = DEFAULT, /) -> None:
-    """Write an example definition.
+def init(
+    file: File = DEFAULT,
+    /,
+    *,
+    topic: Annotated[tuple[str, ...], Parameter(alias="-t", show_default=False)] = (),
+    example: bool = False,
+    force: bool = False,
+    remote: Remote = HERE,
+) -> None:
+    """Write a definition for the topics of a node, which runs as it is.
+
+    Parameters
+    ----------
+    topic
+        Only this topic, or those that a pattern such as `/shop/*` names; may be repeated. Default: all but /system.
+    example
+        Ask no node, and write the example of the guide.
+    force
+        Replace the file if it exists.
 
     Raises:
-        InvalidSettings: the file exists.
+        InvalidSettings: the file exists or cannot be written, or the node has no topics to make tables of.
     """
-    if file.exists():
-        raise InvalidSettings(f"{file} exists already: remove it, or name another file")
-    file.write_text(files("sulina.spark.pipeline").joinpath("example.toml").read_text(encoding="utf-8"))
-    terminal.done(f"wrote {file}; edit its topics, then run `sulina pipeline run {file} --once`")
+    if file.exists() and not force:
+        raise InvalidSettings(f"{file} exists already: use --force to replace it, or name another file")
+    if example:
+        text = files("sulina.spark.pipeline").joinpath("example.toml").read_text(encoding="utf-8")
+    else:
+        text = _first_definition(file, topic, remote)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettings(f"{file} cannot be written: {error.strerror}") from None
+    from sulina.spark.pipeline.definition import load
+
+    pipeline = load(file)
+    tables = [{"table": one.table, "stage": type(one).__name__.lower()} for one in pipeline.all_tables]
+    if remote.json:
+        return terminal.print_json({"file": str(file), "pipeline": pipeline.name, "tables": tables})
+    made = ", ".join(f"{one['table']} ({one['stage']})" for one in tables)
+    what = "an example with the tables" if example else "tables"
+    return terminal.done(f"wrote {file}: {what} {made}\nlook at it, then run `sulina pipeline run {file} --once`")
+
+
+def _first_definition(file: Path, topics: tuple[str, ...], remote: Remote) -> str:
+    from sulina.spark.pipeline.first_definition import first_definition, table_name
+    from sulina.spark.pipeline.sampling import sampled
+    from sulina.spark.scan import TopicChoice
+
+    choice = TopicChoice.parse(",".join(topics)) if topics else None
+    try:
+        node = remote.run(lambda client: sampled(client, choice))
+    except Disconnected as error:
+        error.add_note("without a node: `sulina pipeline init --example` writes an example")
+        raise
+    if not node.topics and not node.best_effort:
+        which = f" named {', '.join(topics)}" if topics else ""
+        empty = InvalidSettings(f"the node at {remote.url} has no topics{which}")
+        empty.add_note("`sulina topic create orders` makes one; or --example writes an example definition")
+        raise empty
+    return first_definition(node, url=remote.url, name=table_name(file.absolute().parent.name), file=str(file))
 
 
 @app.command
@@ -71,6 +126,7 @@ def run(
     once: bool = False,
     master: Master = None,
     remote: ConnectServer = None,
+    spark_logs: SparkLogs = False,
     json: bool = False,
 ) -> None:
     """Run a pipeline until it is stopped. It continues where its tables end.
@@ -82,15 +138,16 @@ def run(
     json
         Print the progress as JSON, one document per line.
     """
-    stages = _stages(file, master, remote)
+    stages = _stages(file, master, remote, spark_logs=spark_logs)
     from sulina.spark.pipeline.reporting import Reporter
     from sulina.spark.pipeline.runner import Runner
 
     report = Reporter(stages.pipeline)
     latest: list[TableProgress] = []
+    lines = _ProgressLines(is_once=once, is_silent=json or sys.stderr.isatty())
 
     def show() -> "RenderableType":
-        return terminal.make_table(COLUMNS, [row(one) for one in latest], right=RIGHT)
+        return terminal.make_table(LIVE, [(*row(one)[:-1], one.doing) for one in latest], right=RIGHT)
 
     with _stopping(_stop_file(stages.pipeline)) as is_wanted, terminal.live(show, is_silent=json) as draw:
 
@@ -100,6 +157,7 @@ def run(
                 terminal.print_json({"pipeline": stages.pipeline.name, "tables": progress})
             else:
                 draw()
+                lines.tell(progress)
             report(progress)
 
         runner = Runner(stages, tell=tell, is_wanted=is_wanted)
@@ -175,6 +233,7 @@ def replay(
     end: str = "latest",
     master: Master = None,
     remote: ConnectServer = None,
+    spark_logs: SparkLogs = False,
 ) -> None:
     """Build a bronze or silver table from the log again, under another name.
 
@@ -189,7 +248,7 @@ def replay(
     end
         End position: latest, offset:N, timestamp:…, or version:N for the table as it was at that version.
     """
-    stages = _stages(file, master, remote, table)
+    stages = _stages(file, master, remote, table, spark_logs=spark_logs)
     from sulina.spark.pipeline.replaying import replay as made
 
     count = made(stages, table, into, start=start, end=end)
@@ -204,6 +263,7 @@ def backfill(
     *,
     master: Master = None,
     remote: ConnectServer = None,
+    spark_logs: SparkLogs = False,
 ) -> None:
     """Add the topic's records from before its first row to a bronze table. The pipeline may run meanwhile.
 
@@ -212,7 +272,7 @@ def backfill(
     table
         Bronze table of the pipeline.
     """
-    stages = _stages(file, master, remote, table)
+    stages = _stages(file, master, remote, table, spark_logs=spark_logs)
     from sulina.spark.pipeline.replaying import backfill as made
 
     terminal.done(f"added {terminal.counted(made(stages, table), 'row')} to {table}")
@@ -226,6 +286,7 @@ def retry(
     *,
     master: Master = None,
     remote: ConnectServer = None,
+    spark_logs: SparkLogs = False,
 ) -> None:
     """Process the quarantined records of a silver table again, by its current definition.
 
@@ -236,12 +297,40 @@ def retry(
     table
         Silver table of the pipeline.
     """
-    stages = _stages(file, master, remote, table)
+    stages = _stages(file, master, remote, table, spark_logs=spark_logs)
     from sulina.spark.pipeline.replaying import retry as made
 
     done = made(stages, table)
     left = terminal.counted(done.left, "record")
     terminal.done(f"added {terminal.counted(done.rows, 'row')} to {table}; {left} left in quarantine")
+
+
+class _ProgressLines:
+    """Says what each table waits for, on a line of its own, where there is no terminal to draw in.
+
+    A run without end says it until a table waits for new records: from then on it would be the same again and again.
+    """
+
+    def __init__(self, *, is_once: bool, is_silent: bool) -> None:
+        self._is_once, self._is_silent = is_once, is_silent
+        self._said: dict[str, str] = {}
+        self._waited: set[str] = set()
+
+    def tell(self, progress: "list[TableProgress]") -> None:
+        from sulina.spark.pipeline.runner import WAITING
+
+        for one in progress:
+            if (
+                self._is_silent
+                or one.doing is None
+                or one.table in self._waited
+                or self._said.get(one.table) == one.doing
+            ):
+                continue
+            self._said[one.table] = one.doing
+            if one.doing == WAITING and not self._is_once:
+                self._waited.add(one.table)
+            terminal.say(f"{one.table}: {one.doing}")
 
 
 def row(one: "TableProgress") -> tuple[Any, ...]:
@@ -273,7 +362,7 @@ def _check_spark() -> None:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
 
 
-def _stages(file: Path, master: str | None, remote: str | None, *tables: str) -> "Stages":
+def _stages(file: Path, master: str | None, remote: str | None, *tables: str, spark_logs: bool) -> "Stages":
     """Return a pipeline on a new session, and say so: starting one takes seconds. What can be checked before, is.
 
     Raises:
@@ -295,9 +384,9 @@ def _stages(file: Path, master: str | None, remote: str | None, *tables: str) ->
     from sulina.spark.session import session
 
     name = f"sulina pipeline {pipeline.name}"
-    spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=True)
+    spark = session(name, master=master, remote=remote, settings=pipeline.settings, is_quiet=not spark_logs)
     is_ours = remote is None and "SPARK_REMOTE" not in os.environ and str(spark.sparkContext.master).startswith("local")
-    if is_ours and LOG_LEVEL not in pipeline.settings:
+    if is_ours and not spark_logs and LOG_LEVEL not in pipeline.settings:
         spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
         for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # of PySpark, which prints traces too
             PySparkLogger.getLogger(logger).setLevel("CRITICAL")

@@ -2,7 +2,7 @@
 
 - A policy sets only some fields; the others come from the namespace, then from the system.
 - A schema may change only while the topic has no data.
-- Producers state that values match the topic's schema by naming it; other values are checked.
+- Values are checked against the topic's schema, unless its policy says `validate = false`.
 """
 
 import hashlib
@@ -102,14 +102,9 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         PartitionBehavior | None,
         Meta(description="Best-effort topics only: what to do with batches for a node that is out of reach."),
     ] = None
-    # Whether values are checked against the schema before they are accepted: always, never, or (absent everywhere)
-    # where the publish does not name the topic's schema.
     validate: Annotated[
         bool | None,
-        Meta(
-            description="Whether to check values against the schema before they are accepted. Absent: only for "
-            "publishes that do not name the topic's schema."
-        ),
+        Meta(description="Whether to check values against the schema before they are accepted. Default: true."),
     ] = None
     # With an object store only: when a slice is archived, and how much of the archived data stays on disk too.
     archive_bytes: Annotated[
@@ -137,6 +132,7 @@ SYSTEM_POLICY = Policy(
     txn_ids_max=TXN_IDS_MAX,
     delivery_policy=DeliveryPolicy.AT_LEAST_ONCE,
     partition_behavior=PartitionBehavior.DELAY_QUEUE,
+    validate=True,
     archive_bytes=8 << 20,
     archive_seconds=10.0,
 )
@@ -162,11 +158,9 @@ class Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 BYTES_SCHEMA = Schema()
 
 
-def needs_check(schema: Schema, policy: Policy, named: str | None) -> bool:
-    """Return whether values of a publish that names the schema `named`, or none, must be checked."""
-    if schema.kind == SchemaKind.BYTES:
-        return False
-    return named is None if policy.validate is None else policy.validate
+def needs_check(schema: Schema, policy: Policy) -> bool:
+    """Return whether values must be checked, by a policy that `resolved` has merged."""
+    return schema.kind != SchemaKind.BYTES and policy.validate is not False
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,8 +36,12 @@ async def answer_peer(broker: Broker, request: PeerRequest) -> Any:
     """
     if isinstance(request, PeerCall):
         return await call(broker, request.operation, request.arguments)
-    publish = PublishRequest(
-        request.data, partition=request.partition, txn_id=request.txn_id, schema_id=request.schema_id
+    publish = PublishRequest(  # brokers publish nothing but dead letters at each other
+        request.data,
+        partition=request.partition,
+        txn_id=request.txn_id,
+        schema_id=request.schema_id,
+        is_dead_letter=True,
     )
     await broker.publish(TopicName.parse(request.topic), publish)
     return None

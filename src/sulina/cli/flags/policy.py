@@ -75,8 +75,7 @@ class PolicyFlags:
         Parameter(
             group=_GROUP,
             negative="--no-validate",
-            help="Validate every value against the schema, or no value. Default: only values that are published "
-            "without a schema id.",
+            help="Whether the topic refuses values that do not fit its schema. Default: it does.",
         ),
     ] = None
 

@@ -63,6 +63,11 @@ class QueryCheckpoint:
         assert isinstance(offset, dict)
         return offset
 
+    def newest_end(self) -> dict[str, Any] | None:
+        """Return where the newest batch ends, done or not; None: there is no batch."""
+        newest = max(self._numbers("offsets"), default=None)
+        return self.end_of(newest) if newest is not None else None
+
     def _numbers(self, folder: str) -> list[int]:
         """Return the batches that have a file in a folder."""
         return [int(one.name) for one in self._files.list(folder) if one.name.isdecimal()]

@@ -15,7 +15,8 @@ from sulina.spark.log_catalogue import open_catalogue
 from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.definition import Bronze, Pipeline, Silver
 from sulina.spark.pipeline.silver import INPUT_COLUMNS, RAW_INPUT_COLUMNS
-from sulina.spark.pipeline.stages import anywhere, check_begun, values_schema
+from sulina.spark.pipeline.stages import anywhere, check_begun
+from sulina.spark.pipeline.value_schema import values_schema
 from sulina.spark.scan import TopicChoice
 from sulina.spark.schema import RAW_COLUMNS
 from sulina.spark.value_schemas import arrow_schema

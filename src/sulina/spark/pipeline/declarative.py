@@ -21,7 +21,8 @@ from sulina.errors import InvalidSettings
 from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver, load
 from sulina.spark.pipeline.silver import ASIDE, INPUT, decoded_in_place, good_rows, judged, undecoded
 from sulina.spark.pipeline.silver_sink import QUARANTINE
-from sulina.spark.pipeline.stages import anywhere, bronze_options, values_schema
+from sulina.spark.pipeline.stages import anywhere, bronze_options
+from sulina.spark.pipeline.value_schema import values_schema
 from sulina.spark.session import LOCAL
 
 _FALSE_ALARM = "__python_accumulator__"

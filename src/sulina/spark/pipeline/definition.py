@@ -23,10 +23,12 @@ from sulina.core.log.position import Position
 from sulina.core.nearest import did_you_mean, nearest
 from sulina.errors import InvalidName, InvalidSettings
 from sulina.json_values import convert_to
+from sulina.spark.found_columns import schema_of_columns
 from sulina.spark.scan import TopicChoice
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 TABLES_MAX = 200
+DECODINGS = ("schema", "json", "raw")
 EXPECTATIONS_MAX = 100
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -78,7 +80,8 @@ class Silver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     table: str
     source: str = msgspec.field(name="from")
-    decode: str = "schema"  # by the schema of the topic; or raw
+    decode: str = "schema"  # by the schema of the topic; json: by `columns`; raw: not at all
+    columns: dict[str, str] = {}  # with json: names and types of `found_columns`
     sql: str | None = None  # over `input`: the decoded rows
     quarantine: str | None = None  # the table of what does not fit; None: {table}_quarantine
     expect: list[Expectation] = []
@@ -285,8 +288,15 @@ def _check_silver(silver: Silver, bronze: set[str]) -> None:
     if silver.source not in bronze:
         near = did_you_mean(silver.source, sorted(bronze))
         raise InvalidSettings(f"{where}: the pipeline has no bronze table {silver.source!r}{near}")
-    if silver.decode not in ("schema", "raw"):
-        raise InvalidSettings(f"{where}: decode is schema or raw, not {silver.decode!r}")
+    if silver.decode not in DECODINGS:
+        raise InvalidSettings(f"{where}: decode is one of {', '.join(DECODINGS)}, not {silver.decode!r}")
+    if silver.decode == "json":
+        try:
+            schema_of_columns(silver.columns)
+        except InvalidSettings as error:
+            raise InvalidSettings(f"{where}: {error}") from None
+    elif silver.columns:
+        raise InvalidSettings(f"{where}: columns need decode = 'json', not {silver.decode!r}")
     if len(silver.expect) > EXPECTATIONS_MAX:
         raise InvalidSettings(f"{where}: {EXPECTATIONS_MAX} expectations at most")
     names = [one.name for one in silver.expect]

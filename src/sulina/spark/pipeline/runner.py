@@ -32,6 +32,8 @@ from sulina.spark.pipeline.stages import Stages
 from sulina.spark.planner import FORMAT, offset_of
 
 POLL_SECONDS = 0.25
+STARTING = "starting its query"
+WAITING = "waiting for new records"
 # Spark gives a Python process ten seconds to start, and cannot be told otherwise. A busy machine may not keep that.
 LATE = re.compile("Python worker (failed )?to connect back")
 STARTS_MAX = 5
@@ -43,6 +45,7 @@ class TableProgress(msgspec.Struct, kw_only=True):
     table: str
     stage: str
     state: str = "waiting"  # running, idle, done, failed
+    doing: str | None = None  # in words; None: nothing is under way
     batch: int | None = None
     rows: int = 0  # since this run began
     rows_per_second: float = 0.0
@@ -72,6 +75,7 @@ class Runner:
     _queries: dict[str, StreamingQuery] = field(default_factory=dict)
     _starts: Counter[str] = field(default_factory=Counter)
     _seen: dict[str, int] = field(default_factory=dict)
+    _said: dict[str, str] = field(default_factory=dict)  # what Spark said last of each query
     _versions: dict[str, int] = field(default_factory=dict)  # of each table, as far as its log was read
 
     def __post_init__(self) -> None:
@@ -100,8 +104,10 @@ class Runner:
             self._start(group, is_once=True)
             self._wait()
         for gold in self.pipeline.complete:
+            self._progress[gold.table].doing = f"computing from {', '.join(self.pipeline.sources_of(gold))}"
+            self.tell(self.progress)
             self._refresh(gold)
-            self._progress[gold.table].state = "done"
+            self._progress[gold.table].state, self._progress[gold.table].doing = "done", None
         self._note_commits()
         self.tell(self.progress)
 
@@ -156,16 +162,18 @@ class Runner:
 
     def _start(self, tables: list[Bronze] | list[Silver] | list[Gold] | list[Any], *, is_once: bool) -> None:
         for one in tables:
+            self._progress[one.table].state, self._progress[one.table].doing = "running", STARTING
+            self.tell(self.progress)
             with failing(self.pipeline.name, one.table):
                 self._queries[one.table] = self.stages.start(one, is_once=is_once)
             self._starts[one.table] += 1
-            self._progress[one.table].state = "running"
 
     def _stop(self) -> None:
         for query in self._queries.values():
             if query.isActive:
                 query.stop()
         for table in self._queries:
+            self._progress[table].doing = None
             if self._progress[table].state != "failed":
                 self._progress[table].state = "done"
         self._queries.clear()
@@ -191,6 +199,8 @@ class Runner:
         for table, query in list(self._queries.items()):
             for report in query.recentProgress:
                 self._take(table, report)
+            if query.isActive:
+                self._note_doing(table, str(query.status["message"]))
             error = query.exception() if not query.isActive else None
             is_late = error is not None and LATE.search(str(error)) and self._starts[table] < STARTS_MAX
             if is_late:
@@ -205,6 +215,24 @@ class Runner:
         if failed is not None:
             raise failed
         return is_again
+
+    def _note_doing(self, table: str, said: str) -> None:
+        """Say in our words what a query does, when Spark says something else than before."""
+        if self._said.get(table) == said:
+            return
+        self._said[table] = said
+        one = self._tables[table]
+        source = one.topic if isinstance(one, Bronze) else getattr(one, "source", None) or "?"
+        if said.startswith("Waiting"):
+            doing = WAITING
+        elif said.startswith("Getting"):
+            doing = f"planning: looking what is new in {source}"
+        elif said.startswith("Processing"):
+            planned = _places(self.stages.checkpoint(table).newest_end()) if isinstance(one, Bronze) else ""
+            doing = f"reading {source}{planned}, writing {table}"
+        else:
+            doing = STARTING
+        self._progress[table].doing = doing
 
     def _take(self, table: str, report: Any) -> None:
         found = json.loads(report.json)
@@ -279,6 +307,14 @@ def run_pipeline(pipeline: Pipeline | dict[str, Any], spark: SparkSession) -> li
     runner = Runner(Stages(spark, definition))
     runner.run_once()
     return runner.progress
+
+
+def _places(end: dict[str, Any] | None) -> str:
+    """Return where a batch of topics ends, as words."""
+    offsets = [number for one in (_offsets(end) or {}).values() for number in one.values()]
+    if not offsets:
+        return ""
+    return f" up to offset {offsets[0]:,}" if len(offsets) == 1 else f", {len(offsets):,} partitions"
 
 
 def _offsets(value: Any) -> dict[str, dict[str, int]] | None:

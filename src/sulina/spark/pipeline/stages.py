@@ -15,19 +15,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from sulina.core.topic import Schema
 from sulina.errors import InvalidSettings
 from sulina.spark.delta_log import find_table, schema_of, snapshot
 from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_table import WriteTo, commit
 from sulina.spark.errors import failing
-from sulina.spark.log_catalogue import common_schema, open_catalogue
-from sulina.spark.options import LogLocation
 from sulina.spark.pipeline.checkpoints import QueryCheckpoint
 from sulina.spark.pipeline.definition import Bronze, Gold, GoldMode, Pipeline, Silver, Table
 from sulina.spark.pipeline.silver import ASIDE, decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
-from sulina.spark.scan import TopicChoice
+from sulina.spark.pipeline.value_schema import values_schema
 from sulina.spark.schema import RAW_SCHEMA
 from sulina.spark.table_location import TableLocation
 from sulina.spark.value_schemas import spark_type
@@ -230,19 +227,6 @@ def check_begun(pipeline: Pipeline, one: Table) -> None:
                 f"table {table} has rows, and the checkpoint {checkpoint.uri} that goes with them is gone, or of a "
                 f"pipeline with another name: bring it back, or remove the table as well"
             )
-
-
-def values_schema(pipeline: Pipeline, silver: Silver) -> Schema:
-    """Return the schema that the values of all topics of a silver table have.
-
-    Raises:
-        InvalidSettings: the topics have no schema, or several.
-    """
-    location = LogLocation(url=pipeline.url, path=pipeline.path, objects=None, objects_endpoint=None)
-    try:
-        return common_schema(open_catalogue(location, TopicChoice.parse(pipeline.bronze_of(silver.source).topic)))
-    except InvalidSettings as error:
-        raise InvalidSettings(f"silver table {silver.table}: {error}") from None
 
 
 def bronze_options(pipeline: Pipeline, bronze: Bronze) -> dict[str, str]:

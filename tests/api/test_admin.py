@@ -156,7 +156,7 @@ async def test_settings_outside_the_rules_are_refused(client: Client, topic: str
     ):
         with pytest.raises(InvalidSettings):
             await client.admin.create_topic(topic, **settings)
-    for name in ("orders", "/default/..", "/a.b/c"):
+    for name in ("or ders", "/default/..", "/a.b/c"):
         with pytest.raises(InvalidName):
             await client.admin.create_topic(name)
     with pytest.raises(InvalidName):

@@ -131,7 +131,7 @@ async def test_a_reader_may_be_dropped_at_any_time(client: Client, topic: str) -
 
 async def test_what_is_not_there_is_said_p2(client: Client, topic: str) -> None:
     with pytest.raises(InvalidName):
-        client.read("orders")
+        client.read("no orders")
     with pytest.raises(InvalidSettings):
         client.read(topic, start="sometime")
     with pytest.raises(TopicNotFound):

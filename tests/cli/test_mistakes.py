@@ -257,9 +257,9 @@ def test_another_server_than_a_node_is_told(capfd: pytest.CaptureFixture[str]) -
 def test_a_file_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = told(capfd, "pipeline", "init", str(tmp_path / "no" / "such" / "pipeline.toml"))
+    done = told(capfd, "pipeline", "init", "--example", str(tmp_path / "no" / "such" / "pipeline.toml"))
     assert done.code == 1
-    assert "pipeline.toml: No such file or directory" in done.err
+    assert "pipeline.toml cannot be written: No such file or directory" in done.err
 
 
 def test_two_nodes_cannot_have_one_data_directory(node: Served) -> None:

@@ -526,7 +526,7 @@ async def test_a_join_that_is_refused_leaves_nothing_behind(client: Client, node
     node.topics["/default/nothing"] = TopicSettings()
     await client.subscribe("/default/nothing", inbox, name="me")
     with pytest.raises(InvalidName):
-        await client.subscribe("nothing", inbox)
+        await client.subscribe("no thing", inbox)
     with pytest.raises(InvalidSettings):
         await client.subscribe(TOPIC, inbox, start="somewhere")
     with pytest.raises(InvalidSettings):

@@ -452,7 +452,7 @@ async def test_what_cannot_be_subscribed_to_is_said_at_once(client: Client) -> N
     with pytest.raises(InvalidSettings):
         client.consumer(TOPIC, 5)  # type: ignore[arg-type]
     with pytest.raises(InvalidName):
-        client.consumer("orders", "s")
+        client.consumer("no orders", "s")
 
 
 async def test_back_pressure_gathers_acks_and_credit_instead_of_frames(client: Client, node: FakeNode) -> None:

@@ -249,4 +249,4 @@ def test_what_ended_a_job_is_known_by_the_last_of_our_errors_in_its_traceback(mo
     kind, what = said(PySparkException(text))
     assert kind is not None
     assert (kind.__name__, what) == (module.rpartition(".")[2], "it is gone")
-    assert said(PySparkException("[OUT_OF_MEMORY] none left\n\tat …")) == (None, "[OUT_OF_MEMORY] none left")
+    assert said(PySparkException("[OUT_OF_MEMORY] none left\n\tat …")) == (None, "none left")

@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -235,9 +236,11 @@ def _programs(state: Path) -> Path:
     """Write the programs that stand for those of .venv/bin, and return their folder."""
     folder = state / "bin"
     folder.mkdir()
+    plain = shlex.quote(sys.executable)
     for name, words in PROGRAMS.items():
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.join(asking(forks().address))} {words} "$@"\n')
+        forked = f'{shlex.join(asking(forks().address))} {words} "$@"'
+        program.write_text(f'#!/bin/sh\n[ "$1" != -c ] || exec {plain} "$@"\nexec {forked}\n')
         program.chmod(0o755)
     return folder
 

@@ -25,7 +25,7 @@ from sulina.core.records.serializer import TEXT_HEADERS
 from sulina.errors import InvalidInput, SulinaError
 
 if TYPE_CHECKING:
-    from sulina.client import Client, PublishAck, PublishPart, Record
+    from sulina.client import Client, PublishPart, Record
 
 UNDER_WAY_MAX = 16  # batches
 _GENERATOR = Group("Generator", help="Publish generated records instead of input lines.")
@@ -207,7 +207,7 @@ async def _publish_all(
 
     Each record chooses its own partition, so that a batch is split by partition.
     """
-    from sulina.client import SplitFailed
+    from sulina.client import PublishAck, SplitFailed
 
     totals.started = time.monotonic()
     under_way: deque[tuple[asyncio.Task[PublishAck], list[Record]]] = deque()
@@ -243,7 +243,10 @@ async def _publish_all(
         finally:
             for task, _ in under_way:
                 task.cancel()
-            await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
+            outcomes = await asyncio.gather(*(task for task, _ in under_way), return_exceptions=True)
+            for (_, messages), outcome in zip(under_way, outcomes, strict=True):
+                if isinstance(outcome, PublishAck):
+                    _count(totals, outcome.parts, messages)
 
 
 def _count(totals: _ProducedTotals, parts: "Sequence[PublishPart]", messages: "list[Record]") -> None:

@@ -90,7 +90,7 @@ class PythonForks:
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork for each connection until standard input is closed; then end all forks."""
+    """Start a fork for each connection until standard input is closed; then end all forks."""
     running: dict[int, socket.socket] = {}  # process: its client
     selector = selectors.DefaultSelector()
     wake, waker = socket.socketpair()

@@ -28,7 +28,9 @@ sys.stdin.read()
 DRIVER = """
 import sys
 from sulina.spark.python_forks import PythonForks
-print(PythonForks.shared().address, flush=True)
+forks = PythonForks.shared()
+forks.start()
+print(forks.address, flush=True)
 sys.stdin.read()
 """
 

@@ -15,6 +15,7 @@ def forks() -> PythonForks:
     """Return the server of this process."""
     found = PythonForks.shared()
     assert found is not None
+    found.start()
     return found
 
 

@@ -33,30 +33,40 @@ REQUEST_BYTES_MAX = 16 << 20
 
 
 class PythonForks:
-    """A server of forks, and the script that Spark starts as its Python."""
+    """A server of forks, and the script that Spark starts as its Python. Scripts wait until the server is started."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.script = os.path.join(folder, "spark-python")
-        self.address = address = os.path.join(folder, "socket")
-        words = shlex.join([sys.executable, "-IS", str(CLIENT), address])
+        self.address = os.path.join(folder, "socket")
+        words = shlex.join([sys.executable, "-IS", str(CLIENT), self.address])
         with open(os.open(self.script, os.O_WRONLY | os.O_CREAT, 0o700), "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\nexec {words} "$@"\n')
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            listening.bind(address)  # who connects before the server has imported everything waits
-            listening.listen()
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(listening.fileno())],
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # as Spark's own have it
-                stdin=subprocess.PIPE,  # held open: the server ends when we do
-                pass_fds=[listening.fileno()],
-                process_group=0,  # Ctrl-C is for the driver, which ends its queries first
-            )
+        self._server: subprocess.Popen[bytes] | None = None
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listening.bind(self.address)  # who connects before the server has imported everything waits
+            self._listening.listen()
+        except OSError:
+            self._listening.close()
+            raise
+
+    def start(self) -> None:
+        """Start the server, if it does not run yet."""
+        with self._listening:
+            if self._server is None:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(self._listening.fileno())],
+                    env=os.environ | {"PYTHONHASHSEED": "0"},  # as Spark's own have it
+                    stdin=subprocess.PIPE,  # held open: the server ends when we do
+                    pass_fds=[self._listening.fileno()],
+                    process_group=0,  # Ctrl-C is for the driver, which ends its queries first
+                )
 
     @classmethod
     @functools.cache
     def shared(cls) -> "PythonForks | None":
-        """Return the server of this process, started for the first who asks; None where it cannot be used.
+        """Return the server of this process, to be started; None where it cannot be used.
 
         That is where a program must not be run from a temporary folder, or the folder's name is too long for a socket.
         """
@@ -76,13 +86,16 @@ class PythonForks:
 
     def close(self) -> None:
         """End the server and its forks."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        try:
-            self._server.wait(END_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+        self._listening.close()
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            self._server.terminate()  # while it imports; after that it takes its forks along first
+            try:
+                self._server.wait(END_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -97,6 +110,7 @@ def serve(listening: socket.socket) -> None:
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for one in (listening, wake, sys.stdin):
         selector.register(one, selectors.EVENT_READ)
     while sys.stdin not in (ready := {key.fileobj for key, _ in selector.select()}):
@@ -160,7 +174,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     code = 1
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for standard, file in enumerate(files):
             os.dup2(file, standard)
         os.closerange(FILES, os.sysconf("SC_OPEN_MAX"))  # what the server has open is not the fork's

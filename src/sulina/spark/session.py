@@ -123,9 +123,10 @@ def _python(settings: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if forks is not None:  # other programs that this one starts have Python itself
+        if forks is not None:
+            forks.start()  # only now: until the session is there Java has enough to do
             for name, value in before.items():
-                if value is None:
+                if value is None:  # other programs that this one starts have Python itself
                     del os.environ[name]
                 else:
                     os.environ[name] = value

@@ -16,7 +16,7 @@ FORKED = ("pyspark.daemon", "sulina.spark.daemon", "pyspark.sql.streaming.python
 
 
 def ask(address: str, arguments: list[str]) -> int | None:
-    """Return the exit code of a fork that runs these arguments; None: no server is there."""
+    """Return the exit code of a fork that runs these arguments; None: no server has made one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
             server.connect(address)
@@ -24,11 +24,19 @@ def ask(address: str, arguments: list[str]) -> int | None:
             return None
         request = {"arguments": arguments, "environment": dict(os.environ), "cwd": os.getcwd()}
         body = json.dumps(request).encode()
-        socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
-        server.sendall(body)
+        try:
+            socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
+            server.sendall(body)
+            if not server.recv(1):  # sent when there is a fork
+                return None
+        except OSError:
+            return None
         for standard in (0, 1, 2):
             os.close(standard)  # only the fork has them now: what it closes is closed
-        code = server.recv(1)
+        try:
+            code = server.recv(1)
+        except OSError:
+            return 1
     return code[0] if code else 1
 
 

@@ -22,12 +22,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 CLIENT = Path(__file__).with_name("python_fork_client.py")
-END_SECONDS_MAX = 10.0
+END_SECONDS_MAX = 10.0  # of the server
+FORKS_END_SECONDS_MAX = 2.0  # after they were asked to
+REQUEST_SECONDS_MAX = 2.0
 FILES = 3  # input, output, errors
 REQUEST_BYTES_MAX = 16 << 20
 
@@ -37,6 +40,7 @@ class PythonForks:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self._driver = os.getpid()
         self.script = os.path.join(folder, "spark-python")
         self.address = os.path.join(folder, "socket")
         words = shlex.join([sys.executable, "-IS", str(CLIENT), self.address])
@@ -56,12 +60,14 @@ class PythonForks:
         with self._listening:
             if self._server is None:
                 self._server = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(self._listening.fileno())],
-                    env=os.environ | {"PYTHONHASHSEED": "0"},  # as Spark's own have it
+                    [sys.executable, "-m", __name__, str(self._listening.fileno()), self._folder],
+                    env={"PYTHONHASHSEED": "0", **os.environ},  # as Spark's own have it
                     stdin=subprocess.PIPE,  # held open: the server ends when we do
                     pass_fds=[self._listening.fileno()],
                     process_group=0,  # Ctrl-C is for the driver, which ends its queries first
                 )
+                assert self._server.stdin is not None
+                os.register_at_fork(after_in_child=self._server.stdin.close)  # else the server would outlive us
 
     @classmethod
     @functools.cache
@@ -72,20 +78,29 @@ class PythonForks:
         """
         if sys.platform == "win32":
             return None
-        folder = tempfile.mkdtemp(prefix="sulina-")
-        try:
-            forks = cls(folder)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-        atexit.register(forks.close)
-        if not os.access(forks.script, os.X_OK):
-            forks.close()
-            return None
-        return forks
+        for parent in (os.environ.get("XDG_RUNTIME_DIR"), None):  # of the first nobody removes what is old
+            with contextlib.suppress(OSError):
+                folder = tempfile.mkdtemp(prefix="sulina-", dir=parent)
+                try:
+                    forks = cls(folder)
+                except OSError:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                if os.access(forks.script, os.X_OK):
+                    atexit.register(forks.close)
+                    return forks
+                forks.close()
+        return None
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process of the server; None: it was not started."""
+        return self._server.pid if self._server is not None else None
 
     def close(self) -> None:
-        """End the server and its forks."""
+        """End the server and its forks. Does nothing in a process that the driver has forked."""
+        if os.getpid() != self._driver:
+            return
         self._listening.close()
         if self._server is not None:
             assert self._server.stdin is not None
@@ -132,8 +147,22 @@ def serve(listening: socket.socket) -> None:
                 running[forked] = client
                 selector.register(client, selectors.EVENT_READ)
     signal.set_wakeup_fd(-1)
-    for pid in running:
+    _end(list(running))
+
+
+def _end(forks: list[int]) -> None:
+    """End forks. A daemon of workers that is asked to end takes its workers along."""
+    for pid in forks:
         with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + FORKS_END_SECONDS_MAX
+    while forks and time.monotonic() < deadline:
+        forks = [pid for pid in forks if not os.waitpid(pid, os.WNOHANG)[0]]
+        time.sleep(0.01)
+    for pid in forks:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
             os.kill(pid, signal.SIGKILL)
 
 
@@ -152,6 +181,7 @@ def _tell_ends(running: dict[int, socket.socket], selector: selectors.BaseSelect
 def _fork(client: socket.socket) -> int | None:
     """Return the process that becomes what a client asks for; None: the client is gone."""
     files: list[int] = []
+    client.settimeout(REQUEST_SECONDS_MAX)
     try:
         size, files, _, _ = socket.recv_fds(client, 4, FILES)
         length = int.from_bytes(size, "big")
@@ -161,6 +191,8 @@ def _fork(client: socket.socket) -> int | None:
         pid = os.fork()
         if pid == 0:
             _become(json.loads(body), files)
+        with contextlib.suppress(OSError):  # a client that is gone is found later
+            client.send(b"+")
         return pid
     except OSError:
         return None
@@ -178,7 +210,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
             signal.signal(number, signal.SIG_DFL)
         for standard, file in enumerate(files):
             os.dup2(file, standard)
-        os.closerange(FILES, os.sysconf("SC_OPEN_MAX"))  # what the server has open is not the fork's
+        _close_others()
         _run(**request)
         code = 0
     except SystemExit as leaving:
@@ -192,9 +224,26 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         os._exit(code)
 
 
+def _close_others() -> None:
+    """Close what the server has open and is not the fork's."""
+    try:
+        opened = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        os.closerange(FILES, os.sysconf("SC_OPEN_MAX"))
+        return
+    for file in opened:
+        if file >= FILES:
+            with contextlib.suppress(OSError):  # the listing itself
+                os.close(file)
+
+
 def _run(arguments: list[str], environment: dict[str, str], cwd: str) -> None:
     option, module, *others = arguments
     assert option == "-m"
+    seed = os.environ["PYTHONHASHSEED"]
+    if environment.get("PYTHONHASHSEED", seed) != seed:  # hashes of texts would be others
+        os.chdir(cwd)
+        os.execve(sys.executable, [sys.executable, *arguments], environment)
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
     ours = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = [cwd, *filter(None, given), *(place for place in sys.path if place not in ours)]
@@ -224,5 +273,8 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     os.set_inheritable(int(sys.argv[1]), False)
-    _import_all()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        _import_all()
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    finally:  # the driver may have been killed
+        shutil.rmtree(sys.argv[2], ignore_errors=True)

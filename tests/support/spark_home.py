@@ -67,25 +67,11 @@ def make(home: Path) -> None:
 
 
 def run() -> None:
-    """Do what tests do: a question, files of Parquet, a stream. Then wait until Java has ended."""
-    from pyspark import SparkContext
+    """Do what tests do, and wait until Java has ended."""
+    from sulina.spark.java_start import do_small_jobs
 
-    from sulina.spark.session import session
-
-    spark = session("classes", master="local[2]", is_quiet=True)
-    with tempfile.TemporaryDirectory() as folder:
-        spark.range(10).selectExpr("id", "id % 2 as odd").write.parquet(f"{folder}/rows")
-        rows = spark.readStream.schema("id long, odd long").parquet(f"{folder}/rows")
-        writer = rows.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint")
-        writer.trigger(availableNow=True).start().awaitTermination()
-        spark.read.parquet(f"{folder}/rows").createOrReplaceTempView("rows")
-        spark.sql("select odd, count(*), sum(id) from rows group by odd order by odd").collect()
-    gateway = SparkContext._gateway  # noqa: SLF001  (PySpark has no other way to end its Java process)
-    assert gateway is not None
-    spark.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(SECONDS_MAX)
+    with tempfile.TemporaryDirectory() as work:
+        do_small_jobs(work)
 
 
 def compile_all() -> None:

@@ -281,7 +281,7 @@ CLAIMS = (
         "spark-fresh",
         "spark.py",
         "A record is a row of a table within a second",
-        "From the publish to the row that a query sees, with a trigger of one second.",
+        "From the publish to the row that a query sees, with a pipeline's own trigger.",
         "s",
         (
             Line("p50", "from publish to a row in a table, p50"),

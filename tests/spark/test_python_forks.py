@@ -14,7 +14,7 @@ import pytest
 from sulina.spark.python_forks import CLIENT, PythonForks
 from tests.support.forked_python import asking, forks
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 10.0
 TELLS = """
 import os, sys
 print(__name__, os.getcwd(), os.environ["COLOUR"], sys.argv[1:], "pyspark.worker_util" in sys.modules)

@@ -287,11 +287,29 @@ def test_the_first_segment_is_named_after_the_next_offset() -> None:
     assert plan.operations[0].segment == segment_name(0)
 
 
+def test_the_newest_stored_batch_is_a_repeat_although_the_next_one_is_in_the_making_l13() -> None:
+    state = log()
+    stored = plan_of(state, append([produced(0, 3)]), append([header()]), append([produced(3)]))
+    commit(state, stored)
+    plan = plan_of(state, append([produced(4)]), append([produced(3)]))
+    assert plan.answers[1] == stored.answers[2]
+    assert len(plan.placements) == 1
+
+
 # Producers that leave out what was refused
 
 
-def skipping(sequence: int, count: int = 1) -> Append:
-    return append([produced(sequence, count)], may_skip=True)
+def skipping(sequence: int, count: int = 1, *, epoch: int = 0) -> Append:
+    return append([produced(sequence, count, epoch=epoch)], may_skip=True)
+
+
+def test_a_new_instance_of_a_producer_repeats_nothing_of_the_one_before_l13() -> None:
+    """Its numbers begin again: what the former instance wrote under one of them is another record."""
+    state = log()
+    commit(state, plan_of(state, *(skipping(sequence) for sequence in range(6))))
+    plan = plan_of(state, skipping(0, epoch=1), skipping(5, epoch=1))
+    assert [answer.offset_start for answer in plan.answers if isinstance(answer, Appended)] == [6, 7]
+    assert len(plan.placements) == 2
 
 
 def test_what_a_producer_left_out_does_not_keep_it_from_going_on_l13() -> None:

@@ -116,7 +116,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str | None = None  # of a broker
     path: str | None = None  # or where topics lie
     checkpoints: str | None = None  # None: beside the tables
-    trigger_seconds: Seconds = 1.0
+    trigger_seconds: Seconds = 0.5
     progress_topic: str | None = "/system/pipelines"
     bronze: list[Bronze] = []
     silver: list[Silver] = []

@@ -30,6 +30,7 @@ from sulina.spark.table_location import TableLocation
 from sulina.spark.value_schemas import spark_type
 
 DELTA = "sulina-delta"
+LOOKS_PER_TRIGGER = 4  # of a table that is made from another table, for new rows there
 
 
 @dataclass(slots=True)
@@ -113,7 +114,10 @@ class Stages:
         writer = writer.queryName(name).option("checkpointLocation", checkpoint.uri)
         if is_once:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{self.pipeline.trigger_seconds} seconds").start()
+        seconds = self.pipeline.trigger_seconds
+        if not isinstance(one, Bronze):
+            seconds /= LOOKS_PER_TRIGGER  # there is a batch only where the table before has one: looking costs little
+        return writer.trigger(processingTime=f"{seconds} seconds").start()
 
     def checkpoint(self, table: str) -> QueryCheckpoint:
         """Return the checkpoint of the query that writes a table."""

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sulina.core.cluster import keys
+from sulina.core.cluster.entries import BrokerMode
 from sulina.core.formats import METADATA
 from sulina.core.topic import Policy, TopicSettings
 from sulina.errors import NewerFormat
@@ -94,6 +95,19 @@ async def test_l18_a_broker_starts_beside_a_newer_policy_of_the_default_namespac
         await world.start("b")
         assert ORDERS in world.running["b"].registry.damaged
         entry = await world.metadata.get(keys.namespace_policy("default"))
+        assert entry is not None
+        assert entry.value == newer
+
+
+async def test_l18_a_mode_that_a_newer_version_has_set_is_not_written_over(tmp_path: Path) -> None:
+    async with brokers(tmp_path, "a") as world:
+        cluster = cluster_of(world.running["a"])
+        await cluster.set_mode("a", BrokerMode.DRAINING)
+        await cluster.set_mode("a", BrokerMode.ACTIVE)
+        newer = await made_newer(world, keys.broker_state("a"))
+        with pytest.raises(NewerFormat):
+            await cluster.set_mode("a", BrokerMode.DRAINING)
+        entry = await world.metadata.get(keys.broker_state("a"))
         assert entry is not None
         assert entry.value == newer
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sulina.broker.cluster.view import ClusterView
+from sulina.broker.cluster.view import ClusterView, Touched
 from sulina.broker.events import EventStream
 from sulina.core.cluster import keys
 from sulina.core.cluster.entries import (
@@ -22,9 +22,9 @@ from sulina.core.cluster.entries import (
     UnloadRequest,
     UnloadStep,
 )
-from sulina.errors import LimitReached
+from sulina.errors import LimitReached, NewerFormat
 from sulina.metadata import MemoryMetadata
-from sulina.ports import Put
+from sulina.ports import Change, Put
 from sulina.wire.messages import TopicState
 from tests.support.control_plane import Line, LoopClock, in_virtual_time, partition_names
 
@@ -236,3 +236,27 @@ async def test_a_question_that_fails_is_its_askers_only() -> None:
             await failing
         await seen.write(registration("b"))
         assert sorted(seen.view.registrations) == ["a", "b"]
+
+
+async def test_l18_a_newer_key_is_refused_again_after_a_compaction() -> None:
+    clock = LoopClock()
+    store = MemoryMetadata(clock)
+    view = ClusterView(store, events=EventStream(clock), clock=clock)
+    await store.txn(puts=owned("a"))
+    await view.load()
+    before = view.revision
+    newer = Put(keys.epoch(P0), b'{"format":2,"all":"is different"}')
+    done = await store.txn(puts=[registration("b"), newer])
+    with pytest.raises(NewerFormat):
+        view.apply([Change(put.key, put.value, done.revision) for put in (registration("b"), newer)], done.revision)
+    await store.compact(done.revision)
+    for _ in range(2):
+        with pytest.raises(NewerFormat):
+            await view.load()
+    assert view.revision == before
+    touched: list[Touched] = []
+    view.listen(touched.append)
+    await store.txn(puts=owned("a", epoch=6))
+    await view.load()
+    assert view.epochs[P0].value.epoch == 6
+    assert touched[0].brokers == {"b"}, "what came with the newer key is told, too"

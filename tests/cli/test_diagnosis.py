@@ -15,7 +15,7 @@ from sulina.core.cluster.recovery import Identity, Mark, Memory, Seen
 from sulina.core.log.archive import ArchiveView
 from sulina.core.log.resume import End
 from sulina.core.topic import Policy
-from sulina.errors import CorruptCommit
+from sulina.errors import CorruptCommit, NewerFormat, SulinaError
 from sulina.node.recovery import Known, Reports
 from sulina.types import Epoch, Offset, PartitionName, TopicName, Version
 from sulina.wire.messages import (
@@ -124,6 +124,7 @@ def a_disk(**more: Any) -> BrokerDisk:
     return BrokerDisk(**{"path": "/data", "free_bytes": 1 << 39, "store_id": "s1", "seen": seen, "ends": ends, **more})
 
 
+NEWER = NewerFormat(family="cluster memory format", name="/data/cluster-seen.json", format=2, newest=1)
 HEALTHY = ClusterFacts(
     now_ms=NOW_MS,
     brokers=[answer("b1"), answer("b2")],
@@ -220,7 +221,17 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         "/data/x.set-aside-3-0", "delete",
     ),
     "1 the memory on the disk is damaged": (
-        {"disk": a_disk(damage="no JSON")}, "disk logs", Grade.FAIL, "is damaged: no JSON", "--data",
+        {"disk": a_disk(damage=CorruptCommit(name="cluster-memory.json", reason="no JSON"))}, "disk logs", Grade.FAIL,
+        "cluster-memory.json is damaged", "--data",
+    ),
+    "1 a newer version wrote the memory on the disk, and there is no etcd": (
+        {"disk": a_disk(damage=NEWER), "known": None}, "disk logs", Grade.FAIL, "cluster-seen.json has", "upgrade",
+    ),
+    "1 a newer version wrote an archive": (
+        known(unreadable={ZERO: NEWER}), "archive", Grade.FAIL, "cluster-seen.json has", "upgrade",
+    ),
+    "1 a newer version wrote to the object store": (
+        {"objects_error": NEWER}, "archive", Grade.FAIL, "cluster-seen.json has", "upgrade",
     ),
     "2 a claim above etcd's epoch": (
         known(archives={ZERO: archived(epoch=6, claimer="b2")}), "epochs", Grade.FAIL,
@@ -250,8 +261,8 @@ STATES: dict[str, tuple[dict[str, Any], str, Grade, str, str]] = {
         "/default/orders/0: 7.json is damaged", "restore the objects",
     ),
     "3 the object store does not answer": (
-        {"objects_error": "no such bucket"}, "archive", Grade.FAIL, "cannot read s3://bucket/prefix: no such bucket",
-        "--objects",
+        {"objects_error": SulinaError("no such bucket")}, "archive", Grade.FAIL,
+        "cannot read s3://bucket/prefix: no such bucket", "--objects",
     ),
     "4 a disk ends before the report": (
         {"disk": a_disk(ends={ZERO: End(Offset(12), Version(12), Epoch(5))})}, "disk logs", Grade.FAIL,

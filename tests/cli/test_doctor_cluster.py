@@ -1,5 +1,6 @@
 """What doctor finds of a cluster: an etcd and an object store, there or not, right or wrong."""
 
+import asyncio
 import json
 import re
 import time
@@ -9,11 +10,20 @@ from typing import Any
 
 import pytest
 
+from sulina.broker.archives import MEMORY_FOLDER
+from sulina.broker.cluster.memory import MEMORY_FILE, SEEN_FILE
+from sulina.broker.stored_topic import StoredTopic
 from sulina.cli import run
 from sulina.cli.doctor import Grade
 from sulina.cli.doctor import stores as checks
 from sulina.config import Settings
+from sulina.core.cluster import keys
+from sulina.core.formats import METADATA
+from sulina.core.topic import DeliveryGuarantee
+from sulina.node.cluster import open_metadata
+from sulina.ports import Put
 from sulina.storage import objects as stores
+from sulina.types import TopicName
 from tests.support.etcd import EtcdServer, etcd
 
 __all__ = ["etcd"]  # a fixture
@@ -77,6 +87,44 @@ def test_r11_an_etcd_that_is_empty_and_an_archive_that_is_not_there_are_told_wit
     assert "FAIL brokers      no broker is registered in etcd" in told.out
     assert "FAIL leader" in told.out
     assert "not checked, because not given: --data" in told.err
+
+
+def test_l18_what_a_newer_version_has_written_is_a_finding_that_says_to_upgrade(
+    etcd: EtcdServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, objects = tmp_path / "data", tmp_path / "objects"
+    (objects / MEMORY_FOLDER).mkdir(parents=True)
+    data.mkdir()
+    newer = b'{"format":2,"all":"is different"}'
+    seen, kept = data / SEEN_FILE, objects / MEMORY_FOLDER / "b1.json"
+    seen.write_bytes(newer)
+    kept.write_bytes(newer)
+    settings = a_cluster(data, etcd.url + etcd.new_prefix())
+    words = ["--metadata", settings.metadata, "--objects", f"file://{objects}", "--data", str(data), "--json"]
+
+    def failed() -> dict[str, str]:
+        assert run(["doctor", "--cluster", *words]) == 1
+        findings = json.loads(capfd.readouterr().out)["findings"]
+        return {each["check"]: f"{each['found']}; {each.get('advice')}" for each in findings if each["grade"] == "fail"}
+
+    found = failed()
+    assert f"{seen} has cluster memory format 2" in found["disk logs"]
+    assert f"{MEMORY_FOLDER}/b1.json has cluster memory format 2" in found["archive"]
+    assert all("upgrade this Sulina" in found[check].partition(";")[2] for check in ("disk logs", "archive"))
+    assert "etcd" not in found
+    seen.unlink()
+    (data / MEMORY_FILE).write_bytes(newer)
+    assert f"{data / MEMORY_FILE} has cluster memory format 2" in failed()["disk logs"]
+
+    async def put() -> None:
+        metadata = await open_metadata(settings, settings.data)
+        topic = TopicName("default", "orders")
+        head = METADATA.encode(StoredTopic(DeliveryGuarantee.RELIABLE, 1, 0, "t1"))
+        await metadata.txn(puts=[Put(keys.delivery(topic), head), Put(keys.policy(topic), newer)])
+        await metadata.close()
+
+    asyncio.run(put())
+    assert "/topics/default/orders/policy has metadata format 2" in failed()["etcd"]
 
 
 def test_an_old_a_slow_and_an_unwell_etcd_are_told(

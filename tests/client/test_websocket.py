@@ -91,16 +91,26 @@ async def test_nobody_there_is_disconnected_with_the_reason() -> None:
         await Client(WebSocketConnector(url), url=url)
 
 
-async def test_a_server_that_is_no_node_is_disconnected() -> None:
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (200, "is not a node"),
+        (404, "is not a node"),
+        (403, "takes no connections now"),
+        (429, "takes no connections now"),
+        (502, "takes no connections now"),
+    ],
+)
+async def test_a_server_that_answers_in_http_is_told_by_its_status(status: int, told: str) -> None:
     async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d So\r\ncontent-length: 0\r\n\r\n" % status)
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(Disconnected, match="404"):
+        with pytest.raises(Disconnected, match=rf"{told}.*\(HTTP {status}\)"):
             await WebSocketConnector(url)()
 
 

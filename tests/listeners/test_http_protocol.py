@@ -15,6 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sulina.broker.broker import Broker
+from sulina.client import WebSocketConnector
+from sulina.errors import Disconnected
 from sulina.listeners.http import make_app
 from sulina.listeners.http_limits import HttpLimits
 from sulina.listeners.http_protocol import HttpProtocol, HttpServer, make_server
@@ -395,6 +397,26 @@ async def test_no_websocket_begins_in_the_middle_of_an_answer(broker: Broker) ->
         await http.put(TOPIC)
         client.send(wait + HANDSHAKE)
         assert await client.rest() == b""
+
+
+async def test_a_client_of_a_node_that_is_full_or_stops_is_told_that_it_takes_no_connections_now(
+    broker: Broker,
+) -> None:
+    listener = WebSocketListener(broker, sessions_max=1)
+    async with served(broker, websocket=listener) as server:
+        connect = WebSocketConnector(f"http://127.0.0.1:{server.port}")
+        first = await connect()
+        with pytest.raises(Disconnected, match=r"takes no connections now \(HTTP 403\)") as refused:
+            await connect()
+        assert refused.value.retryable
+        await listener.close()
+        with pytest.raises(Disconnected):
+            await first.receive()
+        with pytest.raises(Disconnected, match=r"takes no connections now \(HTTP 403\)"):
+            await connect()
+    async with served(broker, replace(LIMITS, connections_max=1)) as server, raw(server):
+        with pytest.raises(Disconnected, match=r"takes no connections now( \(HTTP 503\)|: it hung up at once)"):
+            await WebSocketConnector(f"http://127.0.0.1:{server.port}")()
 
 
 async def test_websockets_are_served_on_the_same_port_and_path(broker: Broker) -> None:

@@ -79,12 +79,13 @@ class TopicAdmin:
         Raises:
             InvalidSettings: its policy, or that of a topic in it, would contradict itself.
             LimitReached: there are too many namespaces.
+            NewerFormat: a newer version wrote its policy.
         """
         checked_namespace(namespace)
         self._registry.check_policy(resolved(policy))
         async with self._registry.changing():
             is_new = await self._registry.agreed(namespace, partial(self._put_namespace, namespace, policy))
-            self._registry.sync_namespace(namespace)
+            await self._registry.sync_namespace(namespace)
         if is_new:
             self._events.emit("namespace_created", namespace=namespace)
         return await self.namespace(namespace), is_new
@@ -92,7 +93,7 @@ class TopicAdmin:
     async def _put_namespace(self, namespace: str, policy: Policy) -> bool:
         for topic in self._topics.of_namespace(namespace):
             self._registry.check_policy(resolved(topic.own_policy, policy))
-        is_new = namespace not in self._registry.namespaces
+        is_new = self._registry.policy_of(namespace) is None
         if is_new and len(self._registry.namespaces) >= self._options.limits.namespaces_max:
             raise LimitReached(kind="namespaces", limit=self._options.limits.namespaces_max)
         unchanged: list[Compare] = []
@@ -107,12 +108,14 @@ class TopicAdmin:
 
         Raises:
             NamespaceNotFound: there is no such namespace.
+            NewerFormat: a newer version wrote its policy.
         """
         checked_namespace(namespace)
-        if namespace not in self._registry.namespaces:
+        policy = self._registry.policy_of(namespace)
+        if policy is None:
             raise NamespaceNotFound(namespace=namespace)
         topics = sum(1 for _ in self._topics.of_namespace(namespace))
-        return NamespaceInfo(namespace=namespace, policy=self._registry.namespaces[namespace], topics=topics)
+        return NamespaceInfo(namespace=namespace, policy=policy, topics=topics)
 
     async def namespaces(self) -> list[NamespaceInfo]:
         """Return all namespaces, by name."""
@@ -132,7 +135,7 @@ class TopicAdmin:
         """
         async with self._registry.changing():
             await self._registry.agreed(namespace, partial(self._delete_namespace, namespace))
-            self._registry.sync_namespace(namespace)
+            await self._registry.sync_namespace(namespace)
         self._events.emit("namespace_deleted", namespace=namespace)
 
     async def _delete_namespace(self, namespace: str) -> None:

@@ -4,7 +4,8 @@
   over by the same method. So there is one way in which a topic comes, changes and goes.
 - A decision by what is known here is stored under the lock (`changing`), and compares with what it was based on:
   one that another broker has overtaken is made again (`agreed`).
-- A topic whose metadata cannot be read is closed, and says which key; the others are served.
+- A topic whose metadata cannot be read is closed, and says which key; the others are served. So are all topics of a
+  namespace whose policy a newer version has written.
 - Listeners are told, in the order of the changes, after what is known here has changed.
 """
 
@@ -104,6 +105,7 @@ class TopicRegistry:
         self.namespaces: dict[str, Policy] = {}
         self.deleting: dict[TopicName, StoredTopic] = {}  # marked, and not yet gone
         self.damaged: dict[TopicName, CorruptCommit | NewerFormat] = {}  # topics whose metadata cannot be read
+        self.newer_namespaces: dict[str, NewerFormat] = {}  # whose policy a newer version wrote; not in `namespaces`
         self.changes: set[asyncio.Task[Any]] = set()  # under way; a stop waits for them
         self.lock = asyncio.Lock()  # for changes to what exists
         self._metadata = metadata
@@ -140,6 +142,16 @@ class TopicRegistry:
         if topic is None:
             raise self.damaged.get(name) or TopicNotFound(topic=str(name))
         return topic
+
+    def policy_of(self, namespace: str) -> Policy | None:
+        """Return the policy of a namespace; None: there is no such namespace, as far as is known here.
+
+        Raises:
+            NewerFormat: a newer version wrote it.
+        """
+        if (newer := self.newer_namespaces.get(namespace)) is not None:
+            raise newer
+        return self.namespaces.get(namespace)
 
     def topic_named(self, text: str) -> Topic:
         """Return the topic of `/ns/topic`, without checking a name that is known.
@@ -190,12 +202,12 @@ class TopicRegistry:
         """Read what exists; return the revisions from which to follow changes of namespaces and topics."""
         revisions = await self.catalogue.load()
         for namespace in self.catalogue.namespaces():
-            self.sync_namespace(namespace)
-        if DEFAULT_NAMESPACE not in self.namespaces:
+            await self.sync_namespace(namespace)
+        if DEFAULT_NAMESPACE not in {*self.namespaces, *self.newer_namespaces}:
             with contextlib.suppress(Outdated):  # another broker was first
                 await self.catalogue.put_namespace(DEFAULT_NAMESPACE, Policy())
             await self.catalogue.refresh_namespace(DEFAULT_NAMESPACE)
-            self.sync_namespace(DEFAULT_NAMESPACE)
+            await self.sync_namespace(DEFAULT_NAMESPACE)
         for name in self.catalogue.names():
             await self._sync_topic(name)
             if (topic := self.topics.get(name)) is not None:
@@ -232,7 +244,8 @@ class TopicRegistry:
             known = {*(topic.name for topic in self.topics), *self.deleting, *self.damaged}
             after = min(await self.catalogue.load())
             self._change_all()
-            await self.sync({*self.namespaces, *self.catalogue.namespaces()}, {*known, *self.catalogue.names()})
+            namespaces = {*self.namespaces, *self.newer_namespaces, *self.catalogue.namespaces()}
+            await self.sync(namespaces, {*known, *self.catalogue.names()})
         return after
 
     def _change_all(self) -> None:
@@ -249,19 +262,30 @@ class TopicRegistry:
         Else somebody could decide by what is here, and compare with the newer revisions of the catalogue.
         """
         for namespace in namespaces:
-            self.sync_namespace(namespace)
+            await self.sync_namespace(namespace)
         for name in topics:
             await self.sync_topic(name)
 
-    def sync_namespace(self, namespace: str) -> None:
-        """Make a namespace here what the catalogue has; its topics follow its policy at once."""
-        policy = self.catalogue.namespace(namespace)
-        if policy is None:
+    async def sync_namespace(self, namespace: str) -> None:
+        """Make a namespace here what the catalogue has; its topics follow its policy at once. Called under the lock.
+
+        If a newer version wrote the policy, the topics are closed until it can be read.
+        """
+        try:
+            policy = self.catalogue.namespace(namespace)
+        except NewerFormat as newer:
+            self.newer_namespaces[namespace] = newer
             self.namespaces.pop(namespace, None)
+            for topic in self.topics.of_namespace(namespace):
+                await self.sync_topic(topic.name)
             return
-        known = self.namespaces.get(namespace)
-        self.namespaces[namespace] = policy
-        if known is not None and known != policy:
+        known = self.namespaces.pop(namespace, None)
+        if policy is not None:
+            self.namespaces[namespace] = policy
+        if self.newer_namespaces.pop(namespace, None) is not None:
+            for name in [name for name in self.damaged if name.namespace == namespace]:
+                await self.sync_topic(name)
+        if known is not None and policy is not None and known != policy:
             for topic in self.topics.of_namespace(namespace):
                 topic.change(topic.own_policy, policy, topic.schema)
                 self._logs.reconfigure(topic)
@@ -279,7 +303,7 @@ class TopicRegistry:
 
     async def _sync_topic(self, name: TopicName) -> None:
         try:
-            known = self.catalogue.topic(name)
+            known = self._readable(name)
         except (CorruptCommit, NewerFormat) as damage:
             if isinstance(damage, NewerFormat) and (served := self.topics.get(name)) is not None:
                 await self._damage(served, damage)  # it must not go on by an older policy, which may delete more
@@ -304,6 +328,13 @@ class TopicRegistry:
             else:
                 self._change(topic, known)
             await self._sync_subscriptions(topic, known)
+
+    def _readable(self, name: TopicName) -> CatalogueTopic | None:
+        """Return what is stored about a topic; None: nothing. CorruptCommit, NewerFormat: nobody may serve it."""
+        known = self.catalogue.topic(name)
+        if known is not None and not known.stored.is_deleting:
+            self.policy_of(name.namespace)
+        return known
 
     def _add_topic(self, name: TopicName, known: CatalogueTopic) -> Topic:
         topic = Topic(
@@ -465,7 +496,7 @@ class TopicRegistry:
             except Outdated:
                 if isinstance(name, str):
                     await self.catalogue.refresh_namespace(name)
-                    self.sync_namespace(name)
+                    await self.sync_namespace(name)
                 else:
                     await self._read_again(name)
         raise NotServing(reason=f"others keep changing {name}")
@@ -483,7 +514,7 @@ class TopicRegistry:
 
     async def _read_again(self, name: TopicName) -> None:
         await self.catalogue.refresh(name)
-        self.sync_namespace(name.namespace)
+        await self.sync_namespace(name.namespace)
         await self.sync_topic(name)
 
     async def _fix_schema(self, topic: Topic) -> None:
@@ -513,10 +544,10 @@ class TopicRegistry:
         """Store a topic that does not exist. Called under the lock; `sync_topic` takes it over.
 
         Raises:
-            NamespaceNotFound, InvalidSettings, LimitReached: it may not be created.
+            NamespaceNotFound, NewerFormat, InvalidSettings, LimitReached: it may not be created.
             Outdated: another broker was first.
         """
-        namespace = self.namespaces.get(name.namespace)
+        namespace = self.policy_of(name.namespace)
         if namespace is None:
             raise NamespaceNotFound(namespace=name.namespace)
         self.check_policy(resolved(settings.policy, namespace))

@@ -3,6 +3,7 @@
 import errno
 import socket
 import ssl
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,6 +25,8 @@ FRAMES_WAITING_MAX: Final = 64  # received and not yet looked at: then the node 
 WRITE_BYTES_WAITING_MAX: Final = 1 << 20  # sent and not yet taken by the network: then `send` waits
 
 _NO_TLS: Final = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}  # how OpenSSL says it
+_NOT_NOW: Final = {HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS}  # a node that starts or stops answers 403
+_TAKES_NONE: Final = "the node, or a proxy before it, takes no connections now"
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -82,13 +85,23 @@ class WebSocketConnector:
                 raise InvalidSettings(f"{self.url} answers without TLS: it speaks http, so use {plain}") from None
             raise Disconnected(url=self.url, reason=str(error)) from error
         except InvalidStatus as error:
-            reason = f"what listens there is not a node, or the URL has a path ({error})"
-            raise Disconnected(url=self.url, reason=reason) from None
+            raise Disconnected(url=self.url, reason=_refusal(error.response.status_code)) from None
         except InvalidMessage as error:
             raise Disconnected(url=self.url, reason=f"what listens there is not a node ({error})") from None
+        except AssertionError:
+            # websockets asserts that nobody answers and hangs up before it has asked, as a node with too many
+            # connections does.
+            raise Disconnected(url=self.url, reason=f"{_TAKES_NONE}: it hung up at once") from None
         except (OSError, TimeoutError, EOFError, WebSocketException) as error:
             raise Disconnected(url=self.url, reason=_reason(error)) from None
         return WebSocketConnection(connection, self.url)
+
+
+def _refusal(status: int) -> str:
+    """Return why there is no WebSocket, by the HTTP status of the answer."""
+    if status in _NOT_NOW or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return f"{_TAKES_NONE} (HTTP {status})"
+    return f"what listens there is not a node, or the URL has a path (HTTP {status})"
 
 
 def _reason(error: Exception) -> str:

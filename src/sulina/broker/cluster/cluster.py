@@ -5,9 +5,11 @@ it is based. What the leader writes is in `load_manager`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -244,12 +246,23 @@ class Cluster:
 
         Raises:
             BrokerNotFound: there is no such broker.
+            NewerFormat: a newer version has set its mode.
+            NotServing: others keep changing it.
         """
         names = [broker.broker_id for broker in self.view.brokers()]
         if broker_id not in names and broker_id not in self.view.modes:
             raise BrokerNotFound(broker=broker_id, brokers=", ".join(names))
-        put = Put(keys.broker_state(broker_id), METADATA.encode(BrokerState(state=mode)))
-        await self._write(OwnershipChange(compares=(), puts=(put,)))
+        key = keys.broker_state(broker_id)
+        put = Put(key, METADATA.encode(BrokerState(state=mode)))
+        for _ in range(CONFLICTS_MAX):
+            entry = await self._metadata.get(key)
+            if entry is not None:
+                with contextlib.suppress(msgspec.DecodeError):  # a damaged one is written over
+                    METADATA.decode(entry.value, BrokerState, key)
+            unchanged = Compare(key, entry.revision if entry is not None else NO_REVISION)
+            if await self._write(OwnershipChange(compares=(unchanged,), puts=(put,))):
+                return
+        raise NotServing(reason=f"others keep changing the mode of broker {broker_id}")
 
     async def rebalance(self) -> list[tuple[PartitionName, UnloadRequest]]:
         """Request the moves that make the active brokers even; return the requests."""

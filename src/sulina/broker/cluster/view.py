@@ -274,15 +274,21 @@ class ClusterView:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def apply(self, changes: Iterable[Change], revision: int) -> None:
-        """Apply changes together; then the view is as of `revision`."""
+        """Apply changes together; then the view is as of `revision`.
+
+        Raises:
+            NewerFormat: a newer version wrote one of them; the view stays as of the revision before.
+        """
         touched, leader = Touched(), self.leader
         before = dict(self.registrations)
+        changes = list(changes)
         for change in changes:
+            self._apply(change, touched)
+        for change in changes:  # only now: what was not applied, because a newer version wrote it, stays unknown
             if change.value is None:
                 self._known.pop(change.key, None)
             else:
                 self._known[change.key] = change.revision
-            self._apply(change, touched)
         self.revision = max(self.revision, revision)
         if self._is_loaded:
             self._emit_events(touched.brokers, before, leader)

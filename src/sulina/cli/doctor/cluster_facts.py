@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from sulina.cli.doctor import CheckResult, Grade
-from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts
+from sulina.cli.doctor.diagnosis import BrokerAnswer, BrokerDisk, ClusterFacts, remedy
 from sulina.config import Settings
 from sulina.core.cluster import keys
 from sulina.core.cluster.recovery import Seen, partitions_of, topics_of
 from sulina.core.formats import MEMORY, METADATA
 from sulina.core.topic import Policy, resolved
-from sulina.errors import ArchiveFailed, Corrupt, InvalidName, InvalidSettings, SulinaError
+from sulina.errors import ArchiveFailed, Corrupt, InvalidName, InvalidSettings, NewerFormat, SulinaError
 from sulina.json_values import decode_json
 from sulina.types import PartitionName, TopicName
 from sulina.wire.messages import ClusterInfo, NodeInfo, PartitionInfo, TopicPage, TroubleKind
@@ -45,14 +45,15 @@ async def gather(
 ) -> ClusterFacts:
     """Read everything that the settings name. `urls`: brokers to ask first; `etcd`: what its own check found."""
     disk = None if data is None else await asyncio.to_thread(read_disk, data)
-    known, by_etcd, objects_error = None, None, None
+    known, by_etcd, objects_error, policies = None, None, None, None
     if settings.etcd is not None and (etcd is None or etcd.figures is not None):  # else it does not answer
         try:
             known, by_etcd, objects_error = await _read_etcd(settings, data if disk and disk.has_memory else None)
+            policies = stored_policies(known.stored) if known is not None else None
         except SulinaError as error:
             if etcd is not None and etcd.grade != Grade.FAIL:
                 found = f"{settings.metadata} cannot be read: {error}"
-                etcd = CheckResult(check="etcd", grade=Grade.FAIL, found=found, advice=ETCD_ADVICE)
+                etcd = CheckResult(check="etcd", grade=Grade.FAIL, found=found, advice=remedy(error, ETCD_ADVICE))
     if disk is not None and data is not None:
         # After the reports: a log that its broker writes to meanwhile must not look as if it ended before them.
         disk = replace(disk, ends=await asyncio.to_thread(_ends, data))
@@ -61,7 +62,8 @@ async def gather(
     fresh = next((one.cluster for one in brokers if one.cluster is not None and not one.cluster.is_stale), None)
     stale = next((one.cluster for one in brokers if one.cluster is not None), None)
     cluster = fresh or by_etcd or stale
-    policies = stored_policies(known.stored) if known is not None else await _asked_policies(brokers)
+    if known is None:
+        policies = await _asked_policies(brokers)
     return ClusterFacts(
         now_ms=int(time.time() * 1000),
         brokers=brokers,
@@ -148,7 +150,9 @@ async def _fetched(url: str, kind: type[Answer]) -> Answer:
 # etcd and the archive
 
 
-async def _read_etcd(settings: Settings, data: str | None) -> "tuple[Known | None, ClusterInfo | None, str | None]":
+async def _read_etcd(
+    settings: Settings, data: str | None
+) -> "tuple[Known | None, ClusterInfo | None, SulinaError | None]":
     """Return what etcd and the archive know, the cluster's state by etcd, and why the archive could not be read."""
     from sulina.broker.options import BrokerOptions
     from sulina.node.cluster import open_archives, open_metadata
@@ -156,13 +160,13 @@ async def _read_etcd(settings: Settings, data: str | None) -> "tuple[Known | Non
 
     metadata = await open_metadata(settings, settings.data)
     directories = [] if data is None else [data]
-    objects_error = None
+    objects_error: SulinaError | None = None
     try:
         try:
             archives = await open_archives(settings, BrokerOptions(data=settings.data, broker_id=settings.broker_id))
             known = await read_known(metadata, archives, directories, with_reports=True)
-        except (ArchiveFailed, Corrupt, InvalidSettings) as error:
-            objects_error = str(error)
+        except (ArchiveFailed, Corrupt, InvalidSettings, NewerFormat) as error:
+            objects_error = error
             known = await read_known(metadata, None, directories, with_reports=True)
         return known, await _cluster_by_etcd(metadata, known), objects_error
     finally:
@@ -211,23 +215,22 @@ def read_disk(data: str) -> BrokerDisk:
     if not os.path.isdir(data):
         raise InvalidSettings(f"{data} is not a directory: name the data directory of a broker with --data")
     files = OsFiles()
-    seen, store_id = (
-        read_whole(files, os.path.join(data, SEEN_FILE)),
-        read_whole(files, os.path.join(data, STORE_ID_FILE)),
-    )
-    has_memory, damage = False, None
+    store_id = read_whole(files, os.path.join(data, STORE_ID_FILE))
+    has_memory, seen, damage = False, None, None
     try:
+        seen_path = os.path.join(data, SEEN_FILE)
+        seen = _decoded(read_whole(files, seen_path), seen_path)
         memory_on_disk(data)
         has_memory = True
     except InvalidSettings:
         pass  # it was never part of a cluster
-    except Corrupt as error:
-        damage = str(error)
+    except (Corrupt, NewerFormat) as error:
+        damage = error
     return BrokerDisk(
         path=data,
         free_bytes=shutil.disk_usage(data).free,
         store_id=None if store_id is None else store_id.decode("ascii", "replace"),
-        seen=_decoded(seen),
+        seen=seen,
         has_memory=has_memory,
         damage=damage,
         orphaned=[os.path.basename(each.path) for each in orphans(files, data)],
@@ -235,9 +238,9 @@ def read_disk(data: str) -> BrokerDisk:
     )
 
 
-def _decoded(data: bytes | None) -> Seen | None:
+def _decoded(data: bytes | None, path: str) -> Seen | None:
     try:
-        return None if data is None else MEMORY.decode(data, Seen, "cluster-seen.json")
+        return None if data is None else MEMORY.decode(data, Seen, path)
     except msgspec.DecodeError:
         return None  # a witness only, as for the broker itself
 

@@ -18,7 +18,7 @@ from sulina.core.delivery.dead_letter import check_way, dead_letter_topic, is_en
 from sulina.core.formats import METADATA
 from sulina.core.log.resume import ARCHIVE, DIRECTORY, End, check_witnesses, witnesses
 from sulina.core.topic import Policy
-from sulina.errors import InvalidSettings, LogIncomplete
+from sulina.errors import InvalidSettings, LogIncomplete, NewerFormat, SulinaError
 from sulina.node.recovery import Known
 from sulina.types import Epoch, PartitionName, TopicName
 from sulina.wire.messages import BrokerInfo, ClusterInfo, NodeInfo, Trouble, TroubleKind, UnloadInfo
@@ -29,6 +29,7 @@ MOVES_SECONDS_MAX = 300.0
 GIVEN_UP_SECONDS = 7 * 24 * 3600.0  # for this long, discarded records are reported
 WENT_BACK = "metadata_went_back"
 STOPPED = (TroubleKind.DISK_FULL, TroubleKind.LOG_STOPPED)
+UPGRADE = "run the doctor of the version that wrote it: upgrade this Sulina; nothing is damaged"
 EPOCH_TROUBLES = ("epoch_taken", "stale_epoch")
 
 
@@ -55,7 +56,7 @@ class BrokerDisk:
     store_id: str | None = None
     seen: Seen | None = None  # None: it was never part of a cluster
     has_memory: bool = False
-    damage: str | None = None  # of its memory of the cluster
+    damage: SulinaError | None = None  # why its memory of the cluster cannot be read
     orphaned: Sequence[str] = ()
     set_aside: Sequence[str] = ()
     ends: Mapping[PartitionName, End] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class ClusterFacts:
     etcd: CheckResult | None = None
     known: Known | None = None  # by etcd, memories of brokers and archives
     objects: str | None = None  # the URL of the archive, if it was asked for
-    objects_error: str | None = None
+    objects_error: SulinaError | None = None
     disk: BrokerDisk | None = None
 
 
@@ -104,6 +105,11 @@ def _each(check: str, grade: Grade, found: Sequence[tuple[str, str]], count: int
         yield CheckResult(check=check, grade=grade, found=what, advice=advice)
     if (left := count - min(len(found), NAMES_MAX)) > 0:
         yield CheckResult(check=check, grade=grade, found=f"{left:,} more {more}", figures={"count": float(count)})
+
+
+def remedy(error: SulinaError, otherwise: str) -> str:
+    """Return what to do about something that cannot be read; `otherwise` if it is not of a newer version."""
+    return UPGRADE if isinstance(error, NewerFormat) else otherwise
 
 
 def _answering(facts: ClusterFacts) -> list[NodeInfo]:
@@ -417,6 +423,7 @@ def check_archive(facts: ClusterFacts) -> list[CheckResult]:
     if facts.objects_error is not None:
         advice = "check --objects, --objects-endpoint and the credentials in the environment"
         found = f"cannot read {facts.objects}: {facts.objects_error}"
+        advice = remedy(facts.objects_error, advice)
         return [CheckResult(check="archive", grade=Grade.FAIL, found=found, advice=advice)]
     if facts.known is None:
         what, advice = "not checked, because there is no etcd to compare with", "name an etcd with --metadata"
@@ -427,7 +434,7 @@ def check_archive(facts: ClusterFacts) -> list[CheckResult]:
         if (lacks := _lacks(facts.known, partition, ARCHIVE, end, is_only_here=False)) is not None:
             lacking.append((f"{partition}: {lacks}", _give_up("objects", partition)))
     lacking += [
-        (f"{partition}: {error}", f"restore the objects of {partition} from a version of the bucket or a backup")
+        (f"{partition}: {error}", remedy(error, f"restore the objects of {partition} from a backup of the bucket"))
         for partition, error in sorted(facts.known.unreadable.items())
     ]
     findings = list(_each("archive", Grade.FAIL, lacking, len(lacking), "partitions with records missing"))
@@ -464,9 +471,15 @@ def _give_up(what: str, partition: PartitionName) -> str:
 def check_disk_logs(facts: ClusterFacts) -> list[CheckResult]:
     """Check that the logs in a data directory reach as far as their broker reported."""
     disk, known = facts.disk, facts.known
-    if disk is None or known is None:
+    if disk is None:
         return []
     lacking: list[tuple[str, str]] = []
+    if disk.damage is not None:
+        advice = "its broker writes it again when it runs; until then leave --data out of sulina cluster recover"
+        found = f"the memory of the cluster in {disk.path} cannot be read: {disk.damage}"
+        lacking.append((found, remedy(disk.damage, advice)))
+    if known is None:
+        return list(_each("disk logs", Grade.FAIL, lacking, len(lacking), "memories cannot be read"))
     for partition, end in sorted(disk.ends.items()):
         entry = known.stored.get(keys.epoch(partition))
         newest = METADATA.decode(entry, EpochEntry, keys.epoch(partition)) if entry is not None else None
@@ -477,9 +490,6 @@ def check_disk_logs(facts: ClusterFacts) -> list[CheckResult]:
         )  # the claim is newer than its commits
         if (lacks := _lacks(known, partition, DIRECTORY, end, is_only_here=True)) is not None:
             lacking.append((f"{partition} in {disk.path}: {lacks}", _give_up("newer copy of the disk", partition)))
-    if disk.damage is not None:
-        advice = "its broker writes it again when it runs; until then leave --data out of sulina cluster recover"
-        lacking.append((f"the memory of the cluster in {disk.path} is damaged: {disk.damage}", advice))
     findings = list(_each("disk logs", Grade.FAIL, lacking, len(lacking), "logs end before their last report"))
     return _result("disk logs", findings, f"{terminal.counted(len(disk.ends), 'log')} in {disk.path} complete")
 

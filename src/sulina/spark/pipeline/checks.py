@@ -37,8 +37,10 @@ def check(given: Pipeline) -> None:
         _check_bronze(pipeline, bronze)
     for silver in pipeline.silver:
         _check_silver(pipeline, silver)
-    for table in (*pipeline.bronze, *pipeline.silver, *pipeline.growing):  # complete gold has no checkpoint
-        check_begun(pipeline, table)
+    complete = pipeline.complete  # which have no checkpoint
+    for table in pipeline.all_tables:
+        if table not in complete:
+            check_begun(pipeline, table)
 
 
 def check_table(given: Pipeline, table: str, *, is_log_read: bool) -> None:

@@ -146,7 +146,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def gold_in_order(self) -> list[Gold]:
         """Gold tables, each after those that its SQL names.
 
-        A column may have the name of a table. So where they name each other, what stands behind `from` or `join` counts.
+        A column may have the name of a table. So in a circle only names behind `from` and `join` count.
         """
         left = {gold.table: gold for gold in self.gold}
         named = {gold.table: set(self.sources_of(gold)) for gold in self.gold}

@@ -118,7 +118,7 @@ class TopicName:
         """
         if "/" in text:
             return cls.parse(text)
-        if "." in text:  # to Kafka clients, `shop.orders` is a topic of the namespace `shop`
+        if "." in text:  # which to Kafka clients stands between namespace and topic
             namespace, _, topic = text.partition(".")
             shown = text if len(text) <= 60 else text[:57] + "..."
             raise InvalidName(

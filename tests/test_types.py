@@ -44,6 +44,16 @@ def test_a_topic_is_written_with_its_namespace(text: str) -> None:
         TopicName.parse(text)
 
 
+def test_p1_a_short_name_has_no_dot_since_readers_would_take_it_for_one_of_two_topics() -> None:
+    assert TopicName.of("orders") == TopicName("default", "orders")
+    assert TopicName.of("/default/shop.orders") == TopicName("default", "shop.orders")
+    with pytest.raises(InvalidName, match=r"write /default/shop\.orders or /shop/orders"):
+        TopicName.of("shop.orders")
+    for text in (".", "..", ".orders", "a" * 300 + ".b"):
+        with pytest.raises(InvalidName):
+            TopicName.of(text)
+
+
 @pytest.mark.parametrize("partition", [-1, PARTITIONS_MAX])
 def test_partitions_are_bounded(partition: int) -> None:
     with pytest.raises(InvalidName):

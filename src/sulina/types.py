@@ -109,12 +109,25 @@ class TopicName:
     def of(cls, text: str) -> Self:
         """Parse a name as people write it: `/namespace/topic`, or `topic`, which is in the namespace `default`.
 
+        A name with a dot is written whole, since readers take it for either of two topics.
+
         The command line, the Python client and Spark read names by this rule. What is stored or sent has whole names.
 
         Raises:
             InvalidName: the text, or a part of it, is not valid.
         """
-        return cls.parse(text if "/" in text else f"/{DEFAULT_NAMESPACE}/{text}")
+        if "/" in text:
+            return cls.parse(text)
+        if "." in text:  # which to Kafka clients stands between namespace and topic
+            namespace, _, topic = text.partition(".")
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            raise InvalidName(
+                kind="topic",
+                name=shown,
+                pattern=f"/namespace/topic where it has a dot; write /{DEFAULT_NAMESPACE}/{shown}"
+                + (f" or /{namespace}/{topic}" if namespace and topic and shown == text else ""),
+            )
+        return cls(DEFAULT_NAMESPACE, text)
 
     def __str__(self) -> str:
         return f"/{self.namespace}/{self.topic}"

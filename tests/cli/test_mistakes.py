@@ -67,6 +67,7 @@ class Mistake:
 
 RUN = "pipeline run --once"
 ALL = HEAD + BRONZE + SILVER + GOLD
+LOST = '[[bronze]]\ntable = "lost_raw"\ntopic = "/default/deleted"\n'  # which no other table needs
 MISTAKES = [
     # Pipelines
     Mistake(
@@ -118,6 +119,10 @@ MISTAKES = [
     Mistake(RUN, ("'begin' is not valid", "earliest"), HEAD + BRONZE + 'start = "begin"\n'),
     Mistake(RUN, ("nowhere is not a folder",), 'name = "shop"\npath = "./nowhere"\ntables = "./t"\n' + BRONZE),
     Mistake(RUN, ("Java",), ALL, variables={"JAVA_HOME": "/nonexistent"}),
+    *(
+        Mistake(f"pipeline {words}", ("Java",), ALL + LOST, variables={"JAVA_HOME": "/nonexistent"})
+        for words in ("replay orders again", "backfill orders_raw", "retry orders")
+    ),
     Mistake("pipeline replay order again", ("makes no table order", "did you mean orders?"), ALL),
     Mistake("pipeline stop", ("shop is not running on this machine",), ALL),
     # Audits and tables

@@ -83,6 +83,18 @@ def test_s3_a_file_that_exists_is_replaced_only_if_told(here: Path, capfd: pytes
     assert "cannot be written" in told(capfd, "pipeline", "init", "no/such/folder.toml", "--example").err
 
 
+def test_s3_a_file_is_replaced_only_by_a_definition(
+    node: Served, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(capfd, "topic", "create", "some")
+    (here / "pipeline.toml").write_text("mine")
+    monkeypatch.setattr("sulina.spark.pipeline.first_definition.first_definition", lambda *_, **__: "name = ")
+    refused = told(capfd, "pipeline", "init", "--force")
+    assert refused.code == 1
+    assert "pipeline.toml is not TOML" in refused.err
+    assert (here / "pipeline.toml").read_text() == "mine"
+
+
 def test_s3_values_that_cannot_be_decoded_are_told_before_spark_starts(
     node: Served, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,4 +18,6 @@ def test_a_message_names_the_nearest_or_all_there_are() -> None:
     assert did_you_mean("ordrs", ["orders", "customers"]) == "; did you mean orders?"
     assert did_you_mean("z", ["a", "b"]) == "; known are a, b"
     assert did_you_mean("z", []) == ""
+    assert did_you_mean("orders", ["orders", "order"]) == "; did you mean order?"
+    assert did_you_mean("orders", ["orders"]) == ""
     assert did_you_mean("z", [f"n{number}" for number in range(12)]).endswith("n9 and 2 more")

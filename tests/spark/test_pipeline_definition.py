@@ -35,6 +35,37 @@ def test_s3_a_bronze_table_may_go_on_after_records_were_lost() -> None:
         assert bronze_options(pipeline, pipeline.bronze[0]).get("failOnDataLoss") == option
 
 
+GROWS = {"table": "g", "mode": "append", "from": "raw", "watermark": {"column": "timestamp", "delay": "1 minute"}}
+OTHER = [BRONZE, BRONZE | {"table": "other"}]
+
+
+def gold(*tables: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"table": table, "sql": sql} for table, sql in tables]
+
+
+def test_s3_gold_that_grows_may_name_its_source_only() -> None:
+    """New rows of another table would never meet rows that were read before."""
+    for sql in ("select * from raw join other using (key)", "select * from `OTHER` o join raw r on o.key = r.key"):
+        with pytest.raises(InvalidSettings, match=r"reads the new rows of raw only, and its sql reads (?i:other) too"):
+            parse(given(bronze=OTHER, gold=[GROWS | {"sql": sql}]))
+    for sql in ("select count(*) as other from raw", "with other as (select * from raw) select * from other"):
+        parse(given(bronze=OTHER, gold=[GROWS | {"sql": sql}]))
+
+
+def test_s3_gold_tables_are_made_after_those_that_they_read() -> None:
+    tables = gold(("a", "select * from b join c"), ("b", "select * from c"), ("c", "select * from raw"))
+    pipeline = parse(given(gold=tables))
+    assert [one.table for one in pipeline.complete] == ["c", "b", "a"]
+    assert [one.table for one in pipeline.gold] == ["a", "b", "c"]
+    circle = gold(("a", "select * from b"), ("b", "select 1 as a from raw"), ("c", "select * from raw"))
+    assert [one.table for one in parse(given(gold=circle)).complete] == ["c", "b", "a"]
+
+
+def test_s3_gold_may_read_what_only_spark_knows() -> None:
+    pipeline = parse(given(gold=gold(("g", "select * from warehouse.customers"))))
+    assert pipeline.sources_of(pipeline.gold[0]) == []
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

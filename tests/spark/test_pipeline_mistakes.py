@@ -11,9 +11,10 @@ from pyspark.sql.types import StructType
 
 from sulina.client import SyncClient
 from sulina.errors import InvalidSettings
+from sulina.spark.delta_native import read_delta
 from sulina.spark.delta_table import WriteTo, commit
 from sulina.spark.errors import PipelineFailed
-from sulina.spark.pipeline.checks import check
+from sulina.spark.pipeline.checks import check, check_table
 from sulina.spark.pipeline.definition import parse
 from sulina.spark.pipeline.runner import run_pipeline
 from sulina.spark.pipeline.stages import Stages
@@ -113,3 +114,67 @@ def test_s3_two_pipelines_in_one_folder_are_told_before_a_row_is_read(
     run_pipeline(pipeline, spark)
     with pytest.raises(InvalidSettings, match=r"table raw has rows, .* of a pipeline with another name"):
         run_pipeline(pipeline | {"name": "another"}, spark)
+    check_table(parse(pipeline | {"name": "another"}), "raw", is_log_read=True)  # a replay needs no checkpoint
+
+
+def test_s3_gold_reads_the_pipelines_tables_in_any_order_and_views_of_the_user_stay_theirs(
+    spark: SparkSession, shop: Callable[..., dict[str, Any]], client: SyncClient
+) -> None:
+    pipeline = shop(silver_sql="select country, amount * 2 as amount from input")
+    client.publish(pipeline["bronze"][0]["topic"], {"country": "ro", "amount": 1.5}).raise_for_status()
+    pipeline["gold"] = [
+        {"table": "first", "sql": "select country, revenue * rate as leu from revenue join rates using (country)"},
+        *pipeline["gold"],
+        {"table": "fares", "sql": "select max(rate) as highest from rates"},
+    ]
+    views = {name: spark.sql(f"select 'ro' as country, 5 as rate, '{name}' as mine") for name in ("orders", "input")}
+    views["rates"] = spark.sql("select 'ro' as country, 5 as rate")
+    for name, view in views.items():
+        view.createOrReplaceTempView(name)
+    try:
+        for _ in range(2):  # the second run finds nothing new
+            run_pipeline(pipeline, spark)
+            for table, expected in (("revenue", ("ro", 3.0)), ("first", ("ro", 15.0)), ("fares", (5,))):
+                found = read_delta(spark, f"{pipeline['tables']}/{table}").collect()
+                assert [tuple(row) for row in found] == [expected], table
+            for name, view in views.items():
+                assert spark.table(name).collect() == view.collect(), "the view is as it was"
+            assert not spark.catalog.tableExists("revenue"), "no view is left in the session of the user"
+    finally:
+        for name in views:
+            spark.catalog.dropTempView(name)
+
+
+def test_s3_gold_that_grows_is_never_joined_with_an_empty_table(
+    spark: SparkSession, shop: Callable[..., dict[str, Any]]
+) -> None:
+    pipeline = shop()
+    grows = {"mode": "append", "from": "orders", "watermark": {"column": "_timestamp", "delay": "1 minute"}}
+    pipeline["gold"].append(
+        {"table": "large", "sql": "select orders.* from orders, raw where offset = _offset", **grows}
+    )
+    stages = Stages(spark, parse(pipeline))
+    with pytest.raises(PipelineFailed, match="table large: there is no table raw"):
+        stages.check_queries()
+    pipeline["gold"][-1]["sql"] = "select * from orders where amount > 9"
+    stages = Stages(spark, parse(pipeline))
+    stages.check_queries()
+    left = [name for name in stages.pipeline.names if stages.spark.catalog.tableExists(name)]
+    assert left == [], "a table without rows is not taken for a table of the pipeline later"
+
+
+def test_s3_a_repair_of_one_table_needs_nothing_of_the_others(
+    shop: Callable[..., dict[str, Any]],
+) -> None:
+    pipeline = shop()
+    pipeline["bronze"].append({"table": "visits_raw", "topic": "/default/deleted"})
+    pipeline["silver"].append({"table": "visits", "from": "visits_raw", "decode": "raw"})
+    given = parse(pipeline)
+    with pytest.raises(InvalidSettings, match="there is no topic /default/deleted"):
+        check(given)
+    for table in ("raw", "orders", "revenue"):
+        check_table(given, table, is_log_read=True)
+    check_table(given, "visits", is_log_read=False)
+    for table in ("visits_raw", "visits"):
+        with pytest.raises(InvalidSettings, match="there is no topic /default/deleted"):
+            check_table(given, table, is_log_read=True)

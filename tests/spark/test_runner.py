@@ -118,3 +118,22 @@ def test_what_a_table_waits_for_is_told() -> None:
         "waiting for new records",
         None,
     ]
+
+
+def unreadable() -> None:
+    raise OSError("the object store does not answer")
+
+
+class Unreadable(Planned):
+    """The same, with a checkpoint that cannot be read now."""
+
+    def checkpoint(self, _table: str) -> Any:
+        return SimpleNamespace(newest_end=unreadable)
+
+
+def test_s3_a_run_goes_on_if_where_its_batch_ends_cannot_be_read() -> None:
+    doing: list[str | None] = []
+    runner = Runner(cast("Stages", Unreadable([])), tell=lambda progress: doing.append(progress[0].doing))
+    runner.run_once()
+    assert "reading /a/b, writing raw" in doing
+    assert [one.state for one in runner.progress] == ["done"]

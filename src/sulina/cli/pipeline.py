@@ -84,13 +84,13 @@ def init(
         text = files("sulina.spark.pipeline").joinpath("example.toml").read_text(encoding="utf-8")
     else:
         text = _first_definition(file, topic, remote)
+    from sulina.spark.pipeline.definition import parse_text
+
+    pipeline = parse_text(text, file)  # before the file is replaced
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidSettings(f"{file} cannot be written: {error.strerror}") from None
-    from sulina.spark.pipeline.definition import load
-
-    pipeline = load(file)
     tables = [{"table": one.table, "stage": type(one).__name__.lower()} for one in pipeline.all_tables]
     if remote.json:
         return terminal.print_json({"file": str(file), "pipeline": pipeline.name, "tables": tables})
@@ -297,7 +297,7 @@ def retry(
     table
         Silver table of the pipeline.
     """
-    stages = _stages(file, master, remote, table, spark_logs=spark_logs)
+    stages = _stages(file, master, remote, table, spark_logs=spark_logs, is_log_read=False)
     from sulina.spark.pipeline.replaying import retry as made
 
     done = made(stages, table)
@@ -362,21 +362,34 @@ def _check_spark() -> None:
         raise SparkUnavailable(f"{error.name} is missing: pip install 'sulina[spark]'") from None
 
 
-def _stages(file: Path, master: str | None, remote: str | None, *tables: str, spark_logs: bool) -> "Stages":
+def _stages(
+    file: Path,
+    master: str | None,
+    remote: str | None,
+    table: str | None = None,
+    *,
+    spark_logs: bool,
+    is_log_read: bool = True,
+) -> "Stages":
     """Return a pipeline on a new session, and say so: starting one takes seconds. What can be checked before, is.
 
+    With `table`, only what concerns this table is checked.
+
     Raises:
-        InvalidSettings: the definition does not fit the topics and tables that are there, or lacks one of `tables`.
+        InvalidSettings: the definition does not fit the topics and tables that are there, or lacks `table`.
     """
     from sulina.spark.pipeline.definition import load
 
     pipeline = load(file)
-    for name in tables:
-        pipeline.find(name)
+    if table is not None:
+        pipeline.find(table)
     _check_spark()
-    from sulina.spark.pipeline.checks import check
+    from sulina.spark.pipeline.checks import check, check_table
 
-    check(pipeline)
+    if table is None:
+        check(pipeline)
+    else:
+        check_table(pipeline, table, is_log_read=is_log_read)
     terminal.say("starting Spark …")
     from pyspark.logger import PySparkLogger
 

@@ -25,7 +25,7 @@ def nearest_topic(wanted: str, topics: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: `; did you mean orders?`, or `; known are a, b`."""
-    names = list(known)
+    names = [one for one in known if one != name]
     near = nearest(name, names)
     if near is not None:
         return f"; did you mean {near}?"

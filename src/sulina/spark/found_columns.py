@@ -33,6 +33,8 @@ FEW_MAX = 20  # different values of a column by which rows can be grouped
 _TEXT_TYPES = {"string", "timestamp", "date"}
 _NUMBER_TYPES = {"bigint", "double"}
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_EXACT_MAX = 2**53  # a double has every integer up to here, and not every one beyond
+_LARGE = "bigint that a double may not have"
 _COLUMNS = {name: columns_of(schema) for name, schema in TYPES.items()}
 
 
@@ -92,7 +94,7 @@ def find_columns(values: Iterable[bytes | None]) -> FoundColumns:
     for name, kind in kinds.items():
         if is_column_name(name) and name.lower() not in names and len(names) < COLUMNS_FOUND_MAX:
             names.add(name.lower())
-            found.columns[name] = kind or JSON
+            found.columns[name] = "bigint" if kind == _LARGE else kind or JSON
         else:
             found.left_out.append(name)
     few = {
@@ -105,14 +107,16 @@ def find_columns(values: Iterable[bytes | None]) -> FoundColumns:
 
 
 def type_of(cell: Any) -> str | None:
-    """Return the narrowest type that takes a value of JSON; None for null."""
+    """Return the narrowest type that takes a value of JSON; None for null, _LARGE for a large bigint."""
     match cell:
         case None:
             return None
         case bool():
             return "boolean"
         case int():
-            return "bigint" if _INT64_MIN <= cell <= _INT64_MAX else JSON
+            if not _INT64_MIN <= cell <= _INT64_MAX:
+                return JSON
+            return "bigint" if abs(cell) <= _EXACT_MAX else _LARGE
         case float():
             return "double"
         case str():
@@ -121,10 +125,12 @@ def type_of(cell: Any) -> str | None:
 
 
 def widened(one: str | None, other: str | None) -> str | None:
-    """Return the narrowest type that takes what either takes."""
+    """Return the narrowest type that takes what either takes, without changing a value."""
     if one is None or other is None or one == other:
         return one or other
     pair = {one, other}
+    if pair == {"bigint", _LARGE}:
+        return _LARGE
     if pair <= _NUMBER_TYPES:
         return "double"
     return "string" if pair <= _TEXT_TYPES else JSON

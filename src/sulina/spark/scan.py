@@ -109,6 +109,13 @@ def _position(offset: object) -> Position:
 # Which topics
 
 
+def _whole(text: str) -> str:
+    """Return a name or a pattern with its namespace: `default` where it has neither namespace nor dot."""
+    if "/" in text or (_WILDCARD.search(text) and "." in text):
+        return text  # such a pattern is refused: `shop.*` may mean either of two
+    return f"/{DEFAULT_NAMESPACE}/{text}" if _WILDCARD.search(text) else str(TopicName.of(text))
+
+
 @dataclass(frozen=True, slots=True)
 class TopicChoice:
     """Some topics by name, or by patterns with `*`, `?` and `[…]`: `/shop/orders, /logs/*`."""
@@ -124,7 +131,7 @@ class TopicChoice:
             InvalidName: a name cannot be that of a topic.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        patterns = tuple(dict.fromkeys(part if "/" in part else f"/{DEFAULT_NAMESPACE}/{part}" for part in parts))
+        patterns = tuple(dict.fromkeys(map(_whole, parts)))
         if not patterns:
             raise InvalidSettings(
                 "option topic is empty: name a topic such as /default/orders, several with commas, or /shop/*"

@@ -107,6 +107,14 @@ def session(
     return spark
 
 
+def cloned(spark: SparkSession) -> SparkSession:
+    """Return a session with the settings, temporary views and functions of another, which stays as it is."""
+    if hasattr(spark, "cloneSession"):  # Spark Connect
+        made: SparkSession = spark.cloneSession()
+        return made
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - only Java has it
+
+
 @contextlib.contextmanager
 def _python(settings: Mapping[str, str]) -> Iterator[None]:
     """Set which Python Spark starts: the user's choice; on this machine alone forks; else the driver's own."""

@@ -13,7 +13,7 @@ from sulina.errors import InvalidSettings, NotReliable, TopicNotFound
 from sulina.spark.clients import client_of
 from sulina.spark.log_catalogue import open_catalogue
 from sulina.spark.options import LogLocation
-from sulina.spark.pipeline.definition import Bronze, Pipeline, Silver
+from sulina.spark.pipeline.definition import Bronze, Gold, Pipeline, Silver
 from sulina.spark.pipeline.silver import INPUT_COLUMNS, RAW_INPUT_COLUMNS
 from sulina.spark.pipeline.stages import anywhere, check_begun
 from sulina.spark.pipeline.value_schema import values_schema
@@ -37,9 +37,26 @@ def check(given: Pipeline) -> None:
         _check_bronze(pipeline, bronze)
     for silver in pipeline.silver:
         _check_silver(pipeline, silver)
+    complete = pipeline.complete  # which have no checkpoint
     for table in pipeline.all_tables:
-        if table not in pipeline.complete:  # which have no checkpoint
+        if table not in complete:
             check_begun(pipeline, table)
+
+
+def check_table(given: Pipeline, table: str, *, is_log_read: bool) -> None:
+    """Check what the repair of one table needs: whether and how other tables go on makes no difference to it.
+
+    Raises:
+        InvalidSettings: its topic, its schema or the folder is not there, or cannot be used.
+        Disconnected: no broker answers.
+    """
+    pipeline = anywhere(given)
+    _check_folder("tables", pipeline.tables)
+    made = pipeline.find(table)
+    if is_log_read and not isinstance(made, Gold):
+        _check_bronze(pipeline, pipeline.bronze_of(table))
+    if isinstance(made, Silver):
+        _check_silver(pipeline, made)
 
 
 def _check_folder(what: str, uri: str) -> None:

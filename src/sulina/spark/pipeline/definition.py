@@ -140,7 +140,22 @@ class Pipeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def complete(self) -> list[Gold]:
         """Gold tables that are made again when a table that they read has changed."""
-        return [gold for gold in self.gold if gold.mode == GoldMode.COMPLETE]
+        return [gold for gold in self.gold_in_order if gold.mode == GoldMode.COMPLETE]
+
+    @property
+    def gold_in_order(self) -> list[Gold]:
+        """Gold tables, each after those that its SQL names.
+
+        A column may have the name of a table. So in a circle only names behind `from` and `join` count.
+        """
+        left = {gold.table: gold for gold in self.gold}
+        named = {gold.table: set(self.sources_of(gold)) for gold in self.gold}
+        read = {gold.table: {name.lower() for name in _tables_read(gold.sql)} - {gold.table} for gold in self.gold}
+        ordered = []
+        while left:
+            ready = (name for sources in (named, read) for name in left if not sources[name] & left.keys())
+            ordered.append(left.pop(next(ready, next(iter(left)))))
+        return ordered
 
     def table_uri(self, table: str) -> str:
         """Return where a table is."""
@@ -203,6 +218,15 @@ def load(path: str | Path) -> Pipeline:
         near = nearest(Path(path).name, [one.name for one in Path(path).parent.glob("*.toml")])
         hint = f"; did you mean {near}?" if near else ""
         raise InvalidSettings(f"{path} cannot be read: {error.strerror}{hint}") from None
+    return parse_text(text, path)
+
+
+def parse_text(text: str, path: str | Path) -> Pipeline:
+    """Make a definition from the text of a file, and check it.
+
+    Raises:
+        InvalidSettings: something in it is wrong; it says what and where.
+    """
     try:
         return parse(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -243,10 +267,13 @@ def parse(given: dict[str, Any]) -> Pipeline:
     sources = bronze_names | {one.table for one in pipeline.silver}
     for gold in pipeline.gold:
         _check_gold(gold, sources)
-        if not pipeline.sources_of(gold):
+        if not pipeline.sources_of(gold) and (misspelt := _misspelt(pipeline, gold)) is not None:
+            word, near = misspelt  # with any other name it may read views and tables that only Spark knows
             raise InvalidSettings(
-                f"gold table {gold.table}: its sql reads no table of the pipeline{_misspelt(pipeline, gold)}"
+                f"gold table {gold.table}: its sql reads no table of the pipeline, but {word}; did you mean {near}?"
             )
+        if gold.mode == GoldMode.APPEND:
+            _check_one_source(pipeline, gold)
     return pipeline
 
 
@@ -274,13 +301,33 @@ def _check_names(pipeline: Pipeline) -> None:
         raise InvalidSettings(f"table {twice} is made twice")
 
 
-def _misspelt(pipeline: Pipeline, gold: Gold) -> str:
-    """Return the table that a word of the SQL is most like, or all tables."""
+def _misspelt(pipeline: Pipeline, gold: Gold) -> tuple[str, str] | None:
+    """Return a word of the SQL and the table that it is most like; None: it is like none."""
     names = [name for name in pipeline.names if name != gold.table]
-    for word in re.findall(r"(?i)\b(?:from|join)\s+`?(\w+)", gold.sql):
+    for word in _tables_read(gold.sql):
         if (near := nearest(word, names)) is not None:
-            return f", but {word}; did you mean {near}?"
-    return did_you_mean("", names)
+            return word, near
+    return None
+
+
+def _tables_read(sql: str) -> list[str]:
+    """Return the names behind `from` and `join` that the SQL does not define itself."""
+    defined = {name.lower() for name in re.findall(r"(?i)`?\b(\w+)`?\s+as\s*\(", sql)}
+    return [name for name in re.findall(r"(?i)\b(?:from|join)\s+`?(\w+)", sql) if name.lower() not in defined]
+
+
+def _check_one_source(pipeline: Pipeline, gold: Gold) -> None:
+    """Check that a gold table that grows reads no other table of the pipeline.
+
+    Raises:
+        InvalidSettings: it does, and new rows of that one would never be joined with rows that were read before.
+    """
+    for name in _tables_read(gold.sql):
+        if name.lower() in pipeline.names and name.lower() != gold.source:
+            raise InvalidSettings(
+                f"gold table {gold.table}: mode append reads the new rows of {gold.source} only, and its sql reads "
+                f"{name} too: use mode = 'complete', or take {name} out of the sql"
+            )
 
 
 def _check_silver(silver: Silver, bronze: set[str]) -> None:

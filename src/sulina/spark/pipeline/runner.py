@@ -104,7 +104,8 @@ class Runner:
             self._start(group, is_once=True)
             self._wait()
         for gold in self.pipeline.complete:
-            self._progress[gold.table].doing = f"computing from {', '.join(self.pipeline.sources_of(gold))}"
+            read = ", ".join(self.pipeline.sources_of(gold)) or "what its sql names"
+            self._progress[gold.table].doing = f"computing from {read}"
             self.tell(self.progress)
             self._refresh(gold)
             self._progress[gold.table].state, self._progress[gold.table].doing = "done", None
@@ -134,7 +135,7 @@ class Runner:
         """
         self._prepare()
         self._start([*self.pipeline.bronze, *self.pipeline.silver], is_once=False)
-        waiting = self.pipeline.growing
+        waiting, complete = self.pipeline.growing, self.pipeline.complete
         refreshed_at = 0.0
         try:
             while self.is_wanted():
@@ -142,7 +143,7 @@ class Runner:
                 self._start(ready, is_once=False)
                 waiting = [gold for gold in waiting if gold not in ready]
                 if self.clock() - refreshed_at >= self.pipeline.trigger_seconds:
-                    for gold in self.pipeline.complete:
+                    for gold in complete:
                         self._refresh(gold)
                     refreshed_at = self.clock()
                 self._look(is_once=False)
@@ -228,11 +229,17 @@ class Runner:
         elif said.startswith("Getting"):
             doing = f"planning: looking what is new in {source}"
         elif said.startswith("Processing"):
-            planned = _places(self.stages.checkpoint(table).newest_end()) if isinstance(one, Bronze) else ""
-            doing = f"reading {source}{planned}, writing {table}"
+            doing = f"reading {source}{self._planned(one)}, writing {table}"
         else:
             doing = STARTING
         self._progress[table].doing = doing
+
+    def _planned(self, one: Table) -> str:
+        """Return where the batch of a bronze table ends, as words; nothing if that cannot be read now."""
+        if isinstance(one, Bronze):
+            with contextlib.suppress(Exception):  # it is only told: a request that fails must not end the run
+                return _places(self.stages.checkpoint(one.table).newest_end())
+        return ""
 
     def _take(self, table: str, report: Any) -> None:
         found = json.loads(report.json)

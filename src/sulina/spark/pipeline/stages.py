@@ -26,6 +26,7 @@ from sulina.spark.pipeline.silver import ASIDE, decoded, sorted_out, undecoded
 from sulina.spark.pipeline.silver_sink import FORMAT, QUARANTINE, register
 from sulina.spark.pipeline.value_schema import values_schema
 from sulina.spark.schema import RAW_SCHEMA
+from sulina.spark.session import cloned
 from sulina.spark.table_location import TableLocation
 from sulina.spark.value_schemas import spark_type
 
@@ -35,7 +36,7 @@ LOOKS_PER_TRIGGER = 4  # of a table that is made from another table, for new row
 
 @dataclass(slots=True)
 class Stages:
-    """The queries of a pipeline on one session."""
+    """The queries of a pipeline, on a clone of a session: temporary views of the user are there, and stay theirs."""
 
     spark: SparkSession
     pipeline: Pipeline
@@ -44,7 +45,9 @@ class Stages:
     def __post_init__(self) -> None:
         self.pipeline = anywhere(self.pipeline)
         if self.pipeline.silver:
-            register(self.spark)
+            register(self.spark)  # before it is cloned: a clone cannot replace what it got
+        self.spark = cloned(self.spark)
+        self._drop_views()  # where SQL names a table, it is the pipeline's and never a view of the user
 
     def prepare(self) -> None:
         """Check the queries, and create every bronze and quarantine table, so that queries that read them can start.
@@ -75,12 +78,26 @@ class Stages:
                 made[silver.table] = StructType([one for one in found.fields if one.name != ASIDE])
         for bronze in self.pipeline.bronze:
             made[bronze.table] = spark_type(RAW_SCHEMA)
-        for gold in self.pipeline.gold:
-            with failing(self.pipeline.name, gold.table, [name for name in self.pipeline.names if name != gold.table]):
-                for name in self.pipeline.sources_of(gold):
-                    if name in made:
-                        self.spark.createDataFrame([], self._widened(name, made[name])).createOrReplaceTempView(name)
-                made[gold.table] = self.spark.sql(gold.sql).schema
+        try:
+            for gold in self.pipeline.gold_in_order:
+                self._drop_views()
+                made[gold.table] = self._answer_columns(gold, made)
+        finally:
+            self._drop_views()  # which have no rows: what runs later must not find them
+
+    def _answer_columns(self, gold: Gold, made: dict[str, StructType]) -> StructType:
+        """Return the columns of a gold table, from those of the tables that its query can read. PipelineFailed."""
+        others = [name for name in self.pipeline.names if name != gold.table]
+        with failing(self.pipeline.name, gold.table, others if gold.source is None else [gold.source]):
+            for name in self.pipeline.sources_of(gold) if gold.mode == GoldMode.COMPLETE else [gold.source or ""]:
+                columns = self._widened(name, made.get(name, StructType()))
+                if columns.fields:
+                    self.spark.createDataFrame([], columns).createOrReplaceTempView(name)
+            return self.spark.sql(gold.sql).schema
+
+    def _drop_views(self) -> None:
+        for name in self.pipeline.names:
+            self.spark.catalog.dropTempView(name)
 
     def _widened(self, table: str, columns: StructType) -> StructType:
         """Return these columns, and those that a table has from earlier definitions."""
@@ -182,7 +199,8 @@ class Stages:
             if table is None:
                 return None  # nothing has come yet
             versions[name] = table.version()
-        if self._known(gold) == versions:
+        known = self._known(gold) if versions else self._made_of.get(gold.table)  # no tables: once in each run
+        if known == versions:
             return None
         for name, version in versions.items():
             read_delta(self.spark, self.pipeline.table_uri(name), version=version).createOrReplaceTempView(name)

@@ -170,7 +170,7 @@ def test_s3_values_become_columns_by_the_schema_of_their_topic(
         ({"url": "URL", "start": "yesterday"}, "is not valid: use earliest, latest"),
         ({"url": "URL", "columns": "ofset"}, "'ofset' is unknown; the columns are namespace"),
         ({"url": "URL", "topic": "/default/nobody-made-it"}, "there is no topic"),
-        ({"url": "URL", "topic": "or ders"}, "/namespace/topic"),
+        ({"url": "URL", "topic": "or ders"}, "or ders"),
         ({"url": "URL", "start": "offset:999"}, "999"),
     ],
 )

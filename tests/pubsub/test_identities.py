@@ -184,7 +184,7 @@ async def test_p8_a_slow_handler_gets_every_message_once_and_in_order() -> None:
             is_done.set()
 
     async with sulina.connect("memory:") as client:
-        await client.admin.create_topic(SLOW, policy=Policy(ack_timeout_seconds=0.5, deliveries_max=2))
+        await client.admin.create_topic(SLOW, policy=Policy(ack_timeout_seconds=1.0, deliveries_max=2))
         await client.subscribe(SLOW, handler, identity="billing")
         for _ in range(20):  # one by one: the records of a batch are sent together
             (await client.publish(SLOW, b"work")).raise_for_status()

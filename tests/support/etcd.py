@@ -203,8 +203,9 @@ class EtcdServer:
         assert done.returncode == 0, done.stderr
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """SIGSTOP: it keeps its connections and answers nothing. On a busy machine that takes a moment."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

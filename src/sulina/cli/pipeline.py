@@ -1,6 +1,7 @@
 """Commands `sulina pipeline init|run|status|stop|replay|backfill|retry`."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -401,8 +402,11 @@ def _stages(
     is_ours = remote is None and "SPARK_REMOTE" not in os.environ and str(spark.sparkContext.master).startswith("local")
     if is_ours and not spark_logs and LOG_LEVEL not in pipeline.settings:
         spark.sparkContext.setLogLevel("OFF")  # what goes wrong is told in one line, without Java's trace
+        formatters = [(handler, handler.formatter) for handler in logging.getLogger().handlers]
         for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # of PySpark, which prints traces too
             PySparkLogger.getLogger(logger).setLevel("CRITICAL")
+        for handler, formatter in formatters:  # PySpark has given every handler one of its own
+            handler.setFormatter(formatter)
     return Stages(spark, pipeline)
 
 
